@@ -1,0 +1,28 @@
+"""Look into, trust, migrate, keep, merge and compare the checkpoints of models.
+
+The public names are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "CkptctlError": "ckptctl.errors",
+    "Checkpoint": "ckptctl.model",
+    "Component": "ckptctl.model",
+    "InspectReport": "ckptctl.ops.inspect",
+    "Selection": "ckptctl.ops.inspect",
+    "TensorInfo": "ckptctl.model",
+    "inspect": "ckptctl.ops.inspect",
+    "open_checkpoint": "ckptctl.layouts",
+}
+__all__ = [*sorted(_PUBLIC), "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

@@ -1,0 +1,9 @@
+"""What can be told of a checkpoint from its description: what its parts are, what a resume lacks."""
+
+from __future__ import annotations
+
+from ckptctl.checks.optimizer import Slot, optimizer_kind, optimizer_slots
+from ckptctl.checks.resume import resume_gaps, rng_kinds
+from ckptctl.checks.scheduler import scheduler_summary
+
+__all__ = ["Slot", "optimizer_kind", "optimizer_slots", "resume_gaps", "rng_kinds", "scheduler_summary"]

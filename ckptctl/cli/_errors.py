@@ -1,0 +1,61 @@
+"""The one funnel for errors: every exception ends here as a line, a hint and an exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from ckptctl.cli._text import escape
+from ckptctl.errors import CkptctlError
+
+OK, NO, TROUBLE, INTERRUPTED = 0, 1, 2, 130
+_LIMIT = 1000
+_DEBUG = "CKPTCTL_DEBUG"
+
+
+def guarded(call: Callable[[], int | None], *, as_json: bool) -> int:
+    """Run something and return its exit status; whatever it raises is shown and becomes one."""
+    try:
+        return call() or OK
+    except CkptctlError as error:
+        _show(error.slug, error.message, error.hint, as_json=as_json)
+        return TROUBLE
+    except KeyboardInterrupt:
+        _show("interrupted", "interrupted", None, as_json=as_json)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of the output has seen enough. Nothing more may be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except MemoryError:
+        _show("no-memory", "out of memory", None, as_json=as_json)
+    except OSError as error:
+        _show("os-error", f"{error.filename or 'input or output'}: {error.strerror or error}", None, as_json=as_json)
+    except Exception as error:  # noqa: BLE001  # the last line of defence: a traceback helps nobody but us
+        _unexpected(error, as_json=as_json)
+    return TROUBLE
+
+
+def _unexpected(error: Exception, *, as_json: bool) -> None:
+    # Typer's usage errors derive from a class that it vendors privately; this method tells them apart.
+    describe = getattr(error, "format_message", None)
+    if describe:
+        _show("usage", describe(), "ckptctl --help, or ckptctl COMMAND --help", as_json=as_json)
+        return
+    if os.environ.get(_DEBUG):
+        traceback.print_exc()
+    what = f"internal error: {type(error).__name__}: {error}"
+    _show("internal", what, f"please report it, with what {_DEBUG}=1 prints", as_json=as_json)
+
+
+def _show(slug: str, message: str, hint: str | None, *, as_json: bool) -> None:
+    if as_json:
+        document = {"error": {"slug": slug, "message": message, "hint": hint}}
+        print(json.dumps(document, ensure_ascii=True), file=sys.stderr)
+        return
+    print(f"ckptctl: {escape(' '.join(message.splitlines()), limit=_LIMIT)}", file=sys.stderr)
+    if hint:
+        print(f"  hint: {escape(hint, limit=_LIMIT)}", file=sys.stderr)

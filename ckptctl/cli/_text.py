@@ -1,0 +1,56 @@
+"""How names, sizes and counts are written for people."""
+
+from __future__ import annotations
+
+_LIMIT = 200
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+_COUNTS = ("", " k", " M", " G", " T", " P", " E")
+
+
+def escape(text: str, *, limit: int = _LIMIT) -> str:
+    """Return text from a file so that a terminal shows it and does nothing else: no control, no bidi marks."""
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(_escaped(char) for char in text)
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes in decimal units, as the hubs print them."""
+    return _scaled(nbytes, _UNITS, " ")
+
+
+def count(number: int) -> str:
+    """Return a number of elements, shortened: 124.4 M."""
+    return _scaled(number, _COUNTS, "")
+
+
+def number(value: float) -> str:
+    """Return a plain number: thousands separated, floats to four digits."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def plural(amount: int, what: str) -> str:
+    """Return an amount with its noun."""
+    return f"{amount:,} {what}" + ("" if amount == 1 else "s")
+
+
+def _scaled(value: int, units: tuple[str, ...], space: str) -> str:
+    if value < 1000:
+        return f"{value}{space}{units[0]}"
+    scaled, power = float(value), 0
+    while scaled >= 999.95 and power < len(units) - 1:
+        scaled /= 1000
+        power += 1
+    digits = 2 if scaled < 9.995 and power >= 3 else 1
+    return f"{scaled:,.{digits}f}{space}{units[power]}"
+
+
+def _escaped(char: str) -> str:
+    if char == "\\":
+        return "\\\\"
+    if char.isprintable():
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

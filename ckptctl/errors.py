@@ -1,0 +1,64 @@
+"""Every error a user can meet: one class for each kind, a slug for machines, a hint for people."""
+
+from __future__ import annotations
+
+
+class CkptctlError(Exception):
+    """The root of every error that this package raises on purpose.
+
+    Parameters
+    ----------
+    message
+        ``path: what is wrong (seen, expected)``.
+    hint
+        The next thing to do, if there is one.
+    """
+
+    slug = "error"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UnreadableError(CkptctlError):
+    """There is no such file, or it may not be read, or it is not a regular file."""
+
+    slug = "unreadable"
+
+
+class ChangedError(CkptctlError):
+    """The file was changed by somebody else while it was being read."""
+
+    slug = "changed"
+
+
+class UnknownFormatError(CkptctlError):
+    """The content is not a checkpoint; the message says what it is, as far as can be told."""
+
+    slug = "unknown-format"
+
+
+class UnsupportedError(CkptctlError):
+    """A known format, or a form of one, that is named and not read."""
+
+    slug = "unsupported"
+
+
+class CorruptError(CkptctlError):
+    """The content breaks a rule of its own format: cut, overwritten, or never valid."""
+
+    slug = "corrupt"
+
+
+class LimitError(CkptctlError):
+    """The content asks for more depth, time or memory than any real checkpoint needs."""
+
+    slug = "limit"
+
+
+class UnsafePickleError(CkptctlError):
+    """A pickle that breaks off, and that would have run code before doing so."""
+
+    slug = "unsafe-pickle"

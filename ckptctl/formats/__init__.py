@@ -1,0 +1,51 @@
+"""Formats: how tensors lie in bytes. One module each; `FORMATS` is the list of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import UnknownFormatError
+from ckptctl.formats import safetensors, torch_zip
+from ckptctl.formats._foreign import explain
+from ckptctl.formats._format import Format
+from ckptctl.formats._json import parse as parse_json
+
+if TYPE_CHECKING:
+    from ckptctl.model import Contents
+    from ckptctl.storage import ByteRange
+
+__all__ = ["FORMATS", "Format", "detect", "format_named", "parse_json", "read"]
+
+FORMATS: tuple[Format, ...] = (safetensors.FORMAT, torch_zip.FORMAT)
+
+
+def detect(source: ByteRange) -> Format:
+    """Return the format of some bytes, decided by what they are, not by how the file is called.
+
+    Raises
+    ------
+    UnknownFormatError, UnsupportedError
+        No format accepts them; the message says what they are instead, as far as can be told.
+    """
+    for candidate in FORMATS:
+        if candidate.accepts(source):
+            return candidate
+    explain(source)
+    for candidate in FORMATS:
+        # Broken beyond recognition: the reader that the name points to knows best what is wrong.
+        if source.file.path.name.endswith(candidate.claims):
+            return candidate
+    raise UnknownFormatError(
+        f"{source.file.path}: not a checkpoint in any format that ckptctl knows ({source.length} bytes)",
+        hint="the formats are listed in docs/reference/formats.md",
+    )
+
+
+def read(source: ByteRange) -> Contents:
+    """Describe what some bytes hold."""
+    return detect(source).read(source)
+
+
+def format_named(name: str) -> Format:
+    """Return the format that contents say they were read from."""
+    return next(candidate for candidate in FORMATS if candidate.name == name)

@@ -1,0 +1,31 @@
+"""What a format is: how to know it, how to read it, how to account for its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckptctl.model import Contents, Region
+    from ckptctl.storage import ByteRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One way in which tensors lie in bytes.
+
+    `accepts` looks at a few bytes only and never raises on bad content; `read` describes the whole
+    without reading tensors and raises a `CkptctlError` on content that breaks a rule of the format;
+    `account` says what each byte of a file that `read` described is for. `claims` are endings of
+    names: a file of that name that no format accepts is given to this reader, to say what is wrong.
+    """
+
+    name: str
+    title: str
+    about: str
+    accepts: Callable[[ByteRange], bool]
+    read: Callable[[ByteRange], Contents]
+    account: Callable[[Contents], tuple[Region, ...]]
+    claims: tuple[str, ...] = ()

@@ -1,0 +1,65 @@
+"""What the calls in a pickle stand for: a table from exact names to small functions of our own.
+
+The calls are taken in the order in which they were made, and once more when a state was set on
+them, so that whatever a call was given has been interpreted before it. What is not in the table
+stays a recorded call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CorruptError
+from ckptctl.formats._pickle.records import Call, PersistentId
+from ckptctl.formats._pickle.storages import Draft, Storage, Storages
+
+if TYPE_CHECKING:
+    from ckptctl.storage import ByteRange
+
+Rebuild = Callable[["Context", tuple[object, ...], Call], object]
+Table = Mapping[tuple[str, str], Rebuild]
+
+
+class Context:
+    """What the functions of the table need: the file, its storages, and the table itself."""
+
+    def __init__(self, source: ByteRange, storages: Storages, table: Table) -> None:
+        self.source = source
+        self.storages = storages
+        self.table = table
+
+    def run(self, calls: list[Call]) -> None:
+        """Give every call that the table knows its value."""
+        for call in calls:
+            rebuild = self.table.get(call.pair)
+            if rebuild:
+                call.value = rebuild(self, call.args, call)
+
+    def storage(self, node: object) -> Storage:
+        """Return the storage that a persistent id refers to."""
+        if not isinstance(node, PersistentId):
+            raise self.bad("a storage is not given by a persistent id")
+        return self.storages.find(node.value)
+
+    def draft(self, node: object) -> Draft:
+        """Return the tensor that a node stands for."""
+        if isinstance(node, Call) and isinstance(node.value, Draft):
+            return node.value
+        raise self.bad("a tensor is expected where there is something else")
+
+    def ints(self, node: object) -> tuple[int, ...]:
+        """Return a tuple of integers: a size, or strides."""
+        value = value_of(node)
+        if isinstance(value, (tuple, list)) and all(type(item) is int for item in value):
+            return tuple(value)
+        raise self.bad("a size or stride is not made of integers")
+
+    def bad(self, what: str) -> CorruptError:
+        """Return the error for a pickle that is well formed and makes no sense."""
+        return CorruptError(f"{self.source.file.path}: damaged pickle: {what}")
+
+
+def value_of(node: object) -> object:
+    """Return what a call stands for, or the node itself."""
+    return node.value if isinstance(node, Call) and node.value is not None else node

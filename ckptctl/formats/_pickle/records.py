@@ -1,0 +1,98 @@
+"""What a pickle leaves behind when nothing is called: plain Python values and these records.
+
+Records compare by identity, cannot be called, and have no attributes but their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptctl.values import Span, Token
+
+if TYPE_CHECKING:
+    from ckptctl.model import GlobalUse
+
+__all__ = ["Call", "Ext", "Global", "PersistentId", "Pickle", "Span", "Token"]
+
+
+class Global:
+    """A name that an unpickler would import, in its Python 3 spelling."""
+
+    __slots__ = ("called", "count", "module", "name", "opcodes")
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module = module
+        self.name = name
+        self.count = 0
+        self.called = 0
+        self.opcodes: dict[str, None] = {}
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The key under which tables know it."""
+        return (self.module, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+class Call:
+    """A call that an unpickler would make, and what it would then do to the result.
+
+    `value` is filled in by interpretation: what the call stands for, if that is known.
+    """
+
+    __slots__ = ("args", "fn", "how", "items", "kwargs", "pairs", "state", "value")
+
+    def __init__(self, how: str, fn: object, args: tuple[object, ...], kwargs: object = None) -> None:
+        self.how = how
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+        self.state: list[object] | None = None
+        self.items: list[object] | None = None
+        self.pairs: list[tuple[object, object]] | None = None
+        self.value: object = None
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The global that is called, or a pair of empty names if it is computed."""
+        return self.fn.pair if isinstance(self.fn, Global) else ("", "")
+
+    def attributes(self) -> dict[str, object]:
+        """Return the attributes that its states set, slots included."""
+        found: dict[str, object] = {}
+        for state in self.state or ():
+            for part in state if isinstance(state, tuple) else (state,):
+                if isinstance(part, dict):
+                    found.update((key, value) for key, value in part.items() if isinstance(key, str))
+        return found
+
+
+class PersistentId:
+    """Something outside the pickle; in torch files, a storage."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class Ext:
+    """A class named by a number in a registry of the process that loads the file."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pickle:
+    """A pickle that was read to its end: its value, its calls in order, and where it ends (bytes)."""
+
+    root: object
+    calls: list[Call]
+    globals: tuple[GlobalUse, ...]
+    end: int

@@ -1,0 +1,153 @@
+"""Which tensors and values of a file belong to which component, by the names that trainers give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ckptctl.model import Component, Contents, Part, TensorInfo
+from ckptctl.values import TensorRef, as_mapping, attributes, key_text
+
+_SUFFIX = r"(_?state)?(_?dicts?)?"
+_NAMED = (
+    (Component.RNG, rf"(.*_)?(rng|random)(_?states?)?{_SUFFIX}|(torch|numpy|python|cuda)_(rng_)?(state|seed)|seeds?"),
+    (Component.SCHEDULER, rf"(.*_)?(lr_?)?sched(uler)?s?{_SUFFIX}|opt_param_scheduler"),
+    (Component.OPTIMIZER, rf"(.*_)?optim(izer)?s?(_?states?|_by_name|_\d+)?{_SUFFIX}|opt|optim_state"),
+    (Component.MODEL, rf"(models?|module|net|network){_SUFFIX}|state_dict|weights|params|parameters"),
+    (Component.DATA, r"loops|(.*_)?(data_?loaders?|samplers?|dataset)(_state(_dict)?)?|data|consumed_.*samples"),
+    (Component.OTHER, r"(.*_)?ema(_.*)?|averaged_model|swa_.*"),
+)
+_BY_NAME = tuple((component, re.compile(pattern)) for component, pattern in _NAMED)
+_RNG_KEYS = frozenset({"python", "numpy", "cpu", "cuda", "xla", "npu", "random_state", "numpy_random_seed",
+                       "torch_manual_seed", "torch_cuda_manual_seed", "step"})  # fmt: skip
+_DATA_KEYS = frozenset({"_num_yielded", "dataset_state", "_sampler_iter_yielded"})
+_MOMENT = re.compile(r"(.*\.)?(max_)?(exp_avg(_sq)?|momentum_buffer)|(.*\.)?state\..*\.step")
+
+
+def split(contents: Contents) -> Mapping[Component, Part]:
+    """Sort what a file holds into components, in the order of `Component`."""
+    tensors, root = contents.tensors, attributes(contents.values)
+    if contents.values is None:
+        owner = _of_prefixes(tensors)
+        return _parts(owner, tensors, {}) if owner else _one(_of_tensor_names(tensors), tensors, {})
+    keys = {key_text(key): value for key, value in (root or {}).items()}
+    if as_mapping(contents.values) is None:
+        # An object, a list or a lone tensor: a module, or nothing that has components.
+        whole = _of_shape(keys) or (Component.OTHER if tensors or not root else Component.TRAINER)
+        return _one(whole, tensors, keys)
+    found = _of_root(keys)
+    if found:
+        return _one(found, tensors, keys)
+    keys = _unwrapped(keys)
+    return _parts(_of_keys(keys), tensors, keys)
+
+
+def _unwrapped(keys: dict[str, object]) -> dict[str, object]:
+    """Look one level down where all lies under a single key that is no component, such as ``app``."""
+    key = next(iter(keys), "")
+    inner = as_mapping(keys[key]) if len(keys) == 1 else None
+    if not inner or _of_name(key):
+        return keys
+    return {f"{key}.{key_text(name)}": value for name, value in inner.items()}
+
+
+def _one(component: Component, tensors: Mapping[str, TensorInfo], keys: Mapping[str, object]) -> dict[Component, Part]:
+    values = {key: value for key, value in keys.items() if not isinstance(value, TensorRef)}
+    return {component: Part(component=component, prefix="", tensors=tensors, values=values)}
+
+
+def _of_root(keys: Mapping[str, object]) -> Component | None:
+    """Return the one component that all of a file belongs to, if there is one."""
+    shape = _of_shape(keys)
+    if shape:
+        return shape
+    tensors = sum(isinstance(value, TensorRef) for value in keys.values())
+    named = any(_of_name(key) for key, value in keys.items() if not isinstance(value, TensorRef))
+    return Component.MODEL if 2 * tensors > len(keys) and not named else None
+
+
+def _of_shape(value: object) -> Component | None:
+    """Recognise a state by the keys that its class always writes."""
+    items = attributes(value) if not isinstance(value, Mapping) else value
+    keys = {key for key in items or () if isinstance(key, str)}
+    if {"state", "param_groups"} <= keys:
+        return Component.OPTIMIZER
+    if "last_epoch" in keys or "_step_count" in keys:
+        return Component.SCHEDULER
+    if len(keys) >= 2 and keys <= _RNG_KEYS:
+        return Component.RNG
+    if keys & _DATA_KEYS:
+        return Component.DATA
+    return Component.MODEL if {"_parameters", "_buffers", "_modules"} <= keys else None
+
+
+def _of_tensor_names(tensors: Mapping[str, TensorInfo]) -> Component:
+    names = list(tensors)
+    moments = sum(bool(_MOMENT.fullmatch(name)) for name in names)
+    return Component.OPTIMIZER if names and 2 * moments > len(names) else Component.MODEL
+
+
+def _of_prefixes(tensors: Mapping[str, TensorInfo]) -> dict[str, Component]:
+    """Return the components that the first parts of flat names stand for, unless all are one model's."""
+    parts = [name.split(".", 2) for name in tensors]
+    outer = parts[0][0] if parts and len({part[0] for part in parts}) == 1 else ""
+    level = 1 if outer and not _of_name(outer) else 0
+    firsts = dict.fromkeys(".".join(part[: level + 1]) for part in parts if len(part) > level + 1)
+    found = {first: _of_name(first) or Component.OTHER for first in firsts}
+    several = set(found.values()) & {Component.OPTIMIZER, Component.RNG, Component.SCHEDULER}
+    return found if several else {}
+
+
+def _of_name(key: str) -> Component | None:
+    last = key.rpartition(".")[2].lower()
+    return next((component for component, pattern in _BY_NAME if pattern.fullmatch(last)), None)
+
+
+def _of_keys(keys: Mapping[str, object]) -> dict[str, Component]:
+    found: dict[str, Component | None] = {
+        key: Component.TRAINER if value is None else _of_name(key) or _of_shape(value) for key, value in keys.items()
+    }
+    has_model = Component.MODEL in found.values()
+    return {key: component or _of_unknown(keys[key], has_model=has_model) for key, component in found.items()}
+
+
+def _of_unknown(value: object, *, has_model: bool) -> Component:
+    """A key that says nothing: weights if it is a dict of tensors, else what the trainer wrote down."""
+    items = as_mapping(value)
+    tensors = sum(isinstance(inner, TensorRef) for inner in (items or {}).values())
+    if items and 2 * tensors > len(items):
+        return Component.OTHER if has_model else Component.MODEL
+    return Component.OTHER if isinstance(value, TensorRef) else Component.TRAINER
+
+
+def _parts(
+    owner: Mapping[str, Component], tensors: Mapping[str, TensorInfo], keys: Mapping[str, object]
+) -> Mapping[Component, Part]:
+    sorted_tensors: dict[Component, dict[str, TensorInfo]] = {}
+    by_key = _Owners(owner)
+    for name, tensor in tensors.items():
+        sorted_tensors.setdefault(by_key.of(name), {})[name] = tensor
+    parts = {}
+    for component in Component:
+        own = [key for key, its in owner.items() if its is component]
+        values = {key: keys[key] for key in own if key in keys}
+        inside = sorted_tensors.get(component, {})
+        if inside or values:
+            prefix = own[0] if len(own) == 1 else ""
+            parts[component] = Part(component=component, prefix=prefix, tensors=inside, values=values)
+    return parts
+
+
+class _Owners:
+    """Which top-level key a dotted name begins with; keys may have dots of their own."""
+
+    def __init__(self, owner: Mapping[str, Component]) -> None:
+        self._owner = owner
+        self._dotted: Iterable[str] = sorted((key for key in owner if "." in key), key=len, reverse=True)
+
+    def of(self, name: str) -> Component:
+        """Return the component of a tensor."""
+        for key in self._dotted:
+            if name == key or name.startswith(f"{key}."):
+                return self._owner[key]
+        return self._owner.get(name.partition(".")[0].partition("#")[0], Component.OTHER)

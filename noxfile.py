@@ -1,0 +1,56 @@
+"""The checks that a person and the continuous integration run alike: ``nox``, or ``nox -s tests``."""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.default_venv_backend = "venv"
+
+
+def _develop(session: nox.Session) -> None:
+    session.install("-e", ".[dev]")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the test suite."""
+    _develop(session)
+    session.run("pytest", "-n", "auto", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and the floors."""
+    _develop(session)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types."""
+    _develop(session)
+    session.run("mypy")
+
+
+@nox.session(name="property")
+def property_(session: nox.Session) -> None:
+    """Search for counterexamples much longer than the test suite does."""
+    _develop(session)
+    session.run("pytest", "tests/property", "--hypothesis-profile=long", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Print speed and memory as ratios against the named rivals."""
+    _develop(session)
+    session.run("python", "-m", "tests.bench", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Write the generated pages of the documentation anew."""
+    _develop(session)
+    session.run("python", "-m", "tests.docs_pages", "--write")
