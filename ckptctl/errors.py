@@ -62,3 +62,8 @@ class UnsafePickleError(CkptctlError):
     """A pickle that breaks off, and that would have run code before doing so."""
 
     slug = "unsafe-pickle"
+
+
+def counted(amount: int, noun: str) -> str:
+    """Return an amount with its noun: ``1 tensor``, ``2 tensors``."""
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _HEAD = 4096
 _CHUNK = 1 << 20
 _LEGACY_TORCH = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
-_TEXT = re.compile(rb"[\t\n\r\x20-\x7e\x80-\xff]+")
+_TEXT = re.compile(r"[\t\n\r\x20-\x7e\u00a0-\U0010ffff]+")
 _AGAIN = "download it again and look at what the server answers"
 
 # What first bytes say, and what to do about it.
@@ -114,6 +115,14 @@ def _named(source: ByteRange, head: bytes) -> CkptctlError | None:
             return UnsupportedError(f"{source.file.path}: {name}; this version does not read it")
     if head[:1] == b"\x80" and head[1:2] <= b"\x05":
         return UnsupportedError(f"{source.file.path}: a plain pickle; this version does not read it")
-    if _TEXT.fullmatch(head):
+    if _is_text(head):
         return UnknownFormatError(f"{source.file.path}: text, not a checkpoint")
     return None
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        # A character may be cut at the end of what was read.
+        return bool(_TEXT.fullmatch(codecs.getincrementaldecoder("utf-8")().decode(head)))
+    except UnicodeDecodeError:
+        return False

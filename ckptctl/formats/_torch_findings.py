@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptctl.errors import counted
 from ckptctl.model import Aspect, Finding, Severity
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def findings(
     trailing = records["data.pkl"].size - found.length
     if trailing:
         notes.append((Severity.WARNING, "trailing-bytes", f"data.pkl goes on for {trailing} bytes after its end"))
-    orphans = [m for n, m in records.items() if n.startswith("data/") and n[5:] not in {s.key for s in storages}]
+    wanted = {f"data/{storage.key}" for storage in storages}
+    orphans = [member for name, member in records.items() if name.startswith("data/") and name not in wanted]
     if orphans:
         size = sum(m.size for m in orphans)
         notes.append(
@@ -86,5 +88,5 @@ def _shards(found: Unpickled) -> Iterable[Note]:
         yield (
             Severity.WARNING,
             "one-rank",
-            f"{len(parts)} of {len(found.tensors)} tensors are one rank's shard of a larger whole",
+            f"one rank's shard of a larger whole: {len(parts)} of {counted(len(found.tensors), 'tensor')}",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError, CorruptError, UnsafePickleError, UnsupportedError
+from ckptctl.errors import CkptctlError, CorruptError, UnsafePickleError, UnsupportedError, counted
 from ckptctl.formats import _zip
 from ckptctl.formats._pickle import Storage, Unpickled, unpickle
 from ckptctl.formats._pickle.levels import STORAGES
@@ -100,9 +100,9 @@ def _explained(source: ByteRange, found: Unpickled, expected: _Expected, data: i
     written -= source.length - max(list(present.values()), default=data + found.length)
     what = f"cut at {source.length} bytes of at least {max(written, source.length + _END_RECORD)}: "
     if lost:
-        what += f"{len(lost)} of {len(found.tensors)} tensors are lost (the first is {lost[0].name})"
+        what += f"{len(lost)} of {counted(len(found.tensors), 'tensor')} lost (the first is {lost[0].name})"
     else:
-        what += f"all {len(found.tensors)} tensors are there, the directory at the end is not"
+        what += f"{counted(len(found.tensors), 'tensor')} all there, but not the directory at its end"
     return CorruptError(f"{source.file.path}: {what}", hint=_HINT)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CorruptError, LimitError
+from ckptctl.errors import CorruptError, LimitError, counted
 from ckptctl.formats import _json
 from ckptctl.formats._format import Format
 from ckptctl.formats._safetensors_entries import Entry, entry_hook, normal_entry, span_of
@@ -137,14 +137,14 @@ def _check_end(source: ByteRange, start: int, end: int, ends: list[tuple[int, st
     extra = source.length - start - end
     if extra > 0:
         raise CorruptError(
-            f"{source.file.path}: {extra} bytes after the last tensor belong to none "
+            f"{source.file.path}: {counted(extra, 'byte')} after the last tensor belong to none "
             f"({source.length} bytes, the header accounts for {start + end})"
         )
     if extra < 0:
         lost = sorted(pair for pair in ends if pair[0] > source.length - start)
         raise CorruptError(
-            f"{source.file.path}: cut at {source.length} of {start + end} bytes: {len(lost)} of {len(ends)} "
-            f"tensors are lost (the first is {lost[0][1]})",
+            f"{source.file.path}: cut at {source.length} of {start + end} bytes: {len(lost)} of "
+            f"{counted(len(ends), 'tensor')} lost (the first is {lost[0][1]})",
             hint=_HINT,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptctl import formats
-from ckptctl.errors import CorruptError, LimitError
+from ckptctl.errors import CorruptError, LimitError, counted
 from ckptctl.layouts._components import split
 from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.model import Aspect, Checkpoint, Contents, Finding, Severity, TensorInfo
@@ -120,7 +120,7 @@ def _joined(path: Path, weight_map: Mapping[str, str], files: tuple[Contents, ..
         name, shard = lost[0]
         first = f"(the first is {name}, in {shard})"
         raise CorruptError(
-            f"{path}: the index places {len(lost)} tensors in shards that do not hold them {first}",
+            f"{path}: the index places {counted(len(lost), 'tensor')} in a shard that does not hold it {first}",
             hint="the index belongs to other shards; take both from one save",
         )
     return joined
@@ -133,7 +133,7 @@ def _about_missing(path: Path, wanted: Mapping[str, list[str]], missing: list[st
             Severity.ERROR,
             "missing-shard",
             path,
-            f"{shard} is missing: {len(lost)} tensors are lost (the first is {lost[0]})",
+            f"{shard} is missing: {counted(len(lost), 'tensor')} lost (the first is {lost[0]})",
         )
 
 
@@ -146,12 +146,12 @@ def _about_others(
     doubled = [(name, shard) for name, shard in unlisted if name in weight_map]
     if doubled:
         name, shard = doubled[0]
-        what = f"{len(doubled)} tensors lie in more than one shard (the first is {name}, also in {shard})"
+        what = f"{counted(len(doubled), 'tensor')} in more than one shard (the first is {name}, also in {shard})"
         yield _finding(Severity.ERROR, "duplicate-tensor", path, what)
     if len(unlisted) > len(doubled):
         name, shard = next(pair for pair in unlisted if pair not in doubled)
         rest = len(unlisted) - len(doubled)
-        what = f"{rest} tensors in the shards are not in the index (the first is {name}, in {shard})"
+        what = f"{counted(rest, 'tensor')} in the shards but not in the index (the first is {name}, in {shard})"
         yield _finding(Severity.WARNING, "unlisted-tensor", path, what)
     if len(_index_of(seen)) > 1:
         what = f"there are {len(_index_of(seen))} indexes; this is {path.name}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,28 +34,28 @@ class Module:
 
 
 class _Node:
-    __slots__ = ("children", "tensor")
+    __slots__ = ("children", "number", "tensor")
 
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
         self.tensor: TensorInfo | None = None
+        self.number = -1
 
 
 class _Builder:
-    """Turns nodes into modules; equal shapes get equal numbers, so that comparing them is cheap."""
+    """Turns nodes into modules. Equal nodes get equal numbers first, so that a run of them is built once."""
 
     def __init__(self, tied: Mapping[str, str]) -> None:
         self._tied = tied
         self._numbers: dict[tuple[object, ...], int] = {}
 
-    def module(self, name: str, node: _Node) -> tuple[Module, int]:
-        """Return the module and the number that all modules equal to it share."""
-        built = [(child, *self.module(child, inner)) for child, inner in node.children.items()]
-        children = tuple(_folded(built))
+    def module(self, node: _Node, name: str = "") -> Module:
+        """Return the module that a node is, its children folded."""
+        children = tuple(self._joined(run) for run in _runs(node))
         own = node.tensor
         first = self._tied.get(own.name, "") if own else ""
         counted = [own] if own and not first else []
-        module = Module(
+        return Module(
             name=name,
             tensors=sum(c.tensors for c in children) + (own is not None),
             numel=sum(c.numel for c in children) + sum(t.numel for t in counted),
@@ -65,9 +65,22 @@ class _Builder:
             | {f"{name}.{inner}": to for c in children for inner, to in c.tied.items()},
             children=children,
         )
-        shape = (own.dtype.name, own.shape, own.layout, first) if own else None
-        key = (shape, *((child, number) for child, _, number in built))
-        return module, self._numbers.setdefault(key, len(self._numbers))
+
+    def number(self, node: _Node) -> int:
+        """Give a node and all below it their numbers."""
+        own = node.tensor
+        shape = (own.dtype.name, own.shape, own.layout, self._tied.get(own.name, "")) if own else None
+        key = (shape, *((child, self.number(inner)) for child, inner in node.children.items()))
+        node.number = self._numbers.setdefault(key, len(self._numbers))
+        return node.number
+
+    def _joined(self, run: list[tuple[str, _Node]]) -> Module:
+        name, node = run[0]
+        first, count = self.module(node, name), len(run)
+        if count == 1:
+            return first
+        totals = {field: getattr(first, field) * count for field in ("tensors", "numel", "nbytes")}
+        return replace(first, last=run[-1][0], count=count, **totals)
 
 
 def module_tree(tensors: Iterable[TensorInfo], *, tied: Mapping[str, str]) -> tuple[Module, ...]:
@@ -81,43 +94,26 @@ def module_tree(tensors: Iterable[TensorInfo], *, tied: Mapping[str, str]) -> tu
         for part in tensor.name.split(".", _MAX_DEPTH):
             node = node.children.setdefault(part, _Node())
         node.tensor = tensor
-    return _Builder(tied).module("", root)[0].children
+    builder = _Builder(tied)
+    builder.number(root)
+    return builder.module(root).children
 
 
-def _folded(built: list[tuple[str, Module, int]]) -> Iterator[Module]:
-    """Join neighbours that are equal and whose names count up by one."""
-    run: list[Module] = []
-    for index, (name, module, number) in enumerate(built):
-        if run and number == built[index - 1][2] and _follows(run[-1].name, name):
-            run.append(module)
-            continue
-        if run:
-            yield _joined(run)
-        run = [module]
+def _runs(node: _Node) -> Iterator[list[tuple[str, _Node]]]:
+    """Yield the children, neighbours that are equal and whose names count up by one together."""
+    run: list[tuple[str, _Node]] = []
+    for name, child in node.children.items():
+        if run and (child.number != run[-1][1].number or not _follows(run[-1][0], name)):
+            yield run
+            run = []
+        run.append((name, child))
     if run:
-        yield _joined(run)
+        yield run
 
 
 def _follows(name: str, following: str) -> bool:
     digits = name.isascii() and name.isdigit() and len(name) < 10
     return digits and following == str(int(name) + 1)
-
-
-def _joined(run: list[Module]) -> Module:
-    first = run[0]
-    if len(run) == 1:
-        return first
-    return Module(
-        name=first.name,
-        last=run[-1].name,
-        count=len(run),
-        tensors=sum(m.tensors for m in run),
-        numel=sum(m.numel for m in run),
-        nbytes=sum(m.nbytes for m in run),
-        dtypes=first.dtypes,
-        tied=first.tied,
-        children=first.children,
-    )
 
 
 def _union(children: tuple[Module, ...], own: TensorInfo | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError
-from ckptctl.formats._pickle.records import Call, PersistentId
+from ckptctl.formats._pickle.records import Call, Global, PersistentId
 from ckptctl.formats._pickle.storages import Draft, Storage, Storages
 
 if TYPE_CHECKING:
@@ -31,8 +31,10 @@ class Context:
 
     def run(self, calls: list[Call]) -> None:
         """Give every call that the table knows its value."""
+        table = self.table
         for call in calls:
-            rebuild = self.table.get(call.pair)
+            fn = call.fn
+            rebuild = table.get(fn.pair) if type(fn) is Global else None
             if rebuild:
                 call.value = rebuild(self, call.args, call)
 

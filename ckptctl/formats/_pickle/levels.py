@@ -120,6 +120,20 @@ def level_of(item: Global) -> Level:
     if item.pair in _INERT_PAIRS:
         return Level.INERT
     odd = not all(part.isascii() and part.isidentifier() for part in (*item.module.split("."), item.name))
-    top = item.module.partition(".")[0]
-    runs = bool(item.called) and top in sys.stdlib_module_names
+    runs = bool(item.called) and _ships_with_python(item)
     return Level.DANGEROUS if odd or runs or item.module == "builtins" else Level.FOREIGN
+
+
+def levels_of(items: list[Global]) -> list[Level]:
+    """Judge all globals of a pickle; beside something dangerous, whatever else Python ships is its tool."""
+    levels = [level_of(item) for item in items]
+    if Level.DANGEROUS not in levels:
+        return levels
+    return [
+        Level.DANGEROUS if level is Level.FOREIGN and _ships_with_python(item) else level
+        for item, level in zip(items, levels, strict=True)
+    ]
+
+
+def _ships_with_python(item: Global) -> bool:
+    return item.module.partition(".")[0] in sys.stdlib_module_names

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, CorruptError, LimitError, UnsafePickleError
 from ckptctl.formats._pickle import limits
-from ckptctl.formats._pickle.levels import level_of, python3_name
+from ckptctl.formats._pickle.levels import levels_of, python3_name
 from ckptctl.formats._pickle.opcodes import OPCODES
 from ckptctl.formats._pickle.records import Call, Ext, Global, Pickle
 from ckptctl.model import GlobalUse, Level
@@ -64,11 +64,18 @@ class Machine:
         by_argument = Counter(str(fn) for fn in indirect.values() if isinstance(fn, Global))
         for item in self.globals.values():
             item.called += by_argument.pop(str(item), 0)
+        items = list(self.globals.values())
         found = [
-            GlobalUse(module=g.module, name=g.name, level=level_of(g), calls=g.called,
-                      opcodes=tuple(g.opcodes), count=g.count)
-            for g in self.globals.values()
-        ]  # fmt: skip
+            GlobalUse(
+                module=item.module,
+                name=item.name,
+                level=level,
+                calls=item.called,
+                opcodes=tuple(item.opcodes),
+                count=item.count,
+            )
+            for item, level in zip(items, levels_of(items), strict=True)
+        ]
         found += [
             GlobalUse(module="copyreg", name=f"extension {code}", level=Level.DANGEROUS, calls=count,
                       opcodes=("EXT",), count=count)

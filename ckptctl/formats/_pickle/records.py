@@ -17,21 +17,17 @@ __all__ = ["Call", "Ext", "Global", "PersistentId", "Pickle", "Span", "Token"]
 
 
 class Global:
-    """A name that an unpickler would import, in its Python 3 spelling."""
+    """A name that an unpickler would import, in its Python 3 spelling; tables know it by its `pair`."""
 
-    __slots__ = ("called", "count", "module", "name", "opcodes")
+    __slots__ = ("called", "count", "module", "name", "opcodes", "pair")
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module
         self.name = name
+        self.pair = (module, name)
         self.count = 0
         self.called = 0
         self.opcodes: dict[str, None] = {}
-
-    @property
-    def pair(self) -> tuple[str, str]:
-        """The key under which tables know it."""
-        return (self.module, self.name)
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"

@@ -89,7 +89,8 @@ class Draft:
         if storage.swapped and width > 8:
             encoding |= Encoding.SWAPPED
         # What is stored as text is longer than what it stands for.
-        part = storage.range if Encoding.LATIN1 in encoding else storage.range.sub(start, length)
+        text = bool(encoding & Encoding.LATIN1)
+        part = storage.range if text else storage.range.sub(start, length)
         at = self.at or (0,) * len(self.shape)
         return Piece(range=part, offsets=at, shape=self.shape, strides=strides, encoding=encoding)
 

@@ -36,15 +36,14 @@ def _view(context: Context, storage: Storage, dtype: DType, args: tuple[object, 
     offset, size, strides = args[1], context.ints(args[2]), context.ints(args[3])
     if type(offset) is not int or offset < 0 or len(size) != len(strides) or len(size) > _MAX_DIMS:
         raise context.bad(f"a view of storage {storage.key} has an impossible offset, size or stride")
-    if any(number < 0 or number >= _MAX_TERM for number in (*size, *strides)):
+    numbers = (*size, *strides, 0)
+    if min(numbers) < 0 or max(numbers) >= _MAX_TERM:
         raise context.bad(f"a view of storage {storage.key} has size {size} and stride {strides}")
     numel = storage.range.length * 8 // dtype.bits
-    if 0 not in size and offset + extent(size, strides) > numel:
-        raise context.bad(
-            f"a view of storage {storage.key} needs {offset + extent(size, strides)} elements, it has {numel}"
-        )
-    if 0 in size:
-        offset = 0
+    span = extent(size, strides)
+    if span and offset + span > numel:
+        raise context.bad(f"a view of storage {storage.key} needs {offset + span} elements, it has {numel}")
+    offset = offset if span else 0
     grad = len(args) > 4 and args[4] is True
     return Draft(dtype, size, storage, offset, strides, requires_grad=grad)
 
