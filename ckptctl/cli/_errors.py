@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ckptctl.cli._text import escape
 from ckptctl.errors import CkptctlError
@@ -18,20 +18,33 @@ _DEBUG = "CKPTCTL_DEBUG"
 
 def guarded(call: Callable[[], int | None], *, as_json: bool) -> int:
     """Run something and return its exit status; whatever it raises is shown and becomes one."""
+    return guarded_each([call], as_json=as_json)
+
+
+def guarded_each(calls: Iterable[Callable[[], int | None]], *, as_json: bool) -> int:
+    """Run one thing after another, going on after a failure; return the worst exit status."""
+    worst = OK
     try:
-        return call() or OK
-    except CkptctlError as error:
-        _show(error.slug, error.message, error.hint, as_json=as_json)
-        return TROUBLE
+        for call in calls:
+            worst = max(worst, _status(call, as_json=as_json))
     except KeyboardInterrupt:
         _show("interrupted", "interrupted", None, as_json=as_json)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of the output has seen enough. Nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+    return worst
+
+
+def _status(call: Callable[[], int | None], *, as_json: bool) -> int:
+    try:
+        return call() or OK
+    except CkptctlError as error:
+        _show(error.slug, error.message, error.hint, as_json=as_json)
     except MemoryError:
         _show("no-memory", "out of memory", None, as_json=as_json)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         _show("os-error", f"{error.filename or 'input or output'}: {error.strerror or error}", None, as_json=as_json)
     except Exception as error:  # noqa: BLE001  # the last line of defence: a traceback helps nobody but us

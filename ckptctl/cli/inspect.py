@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ckptctl.cli import _options as options
-from ckptctl.cli._errors import guarded
+from ckptctl.cli._errors import guarded_each
 
 HELP = """
 Say what is in a checkpoint: tensors, sizes, dtypes, step, optimizer, what a resume would lack, and
@@ -66,16 +68,15 @@ def run(
     documents: list[object] = []
     printer = None if json or quiet else Printer()
 
-    def one(index: int) -> None:
-        report = inspect(
-            paths[index], selection=selection, tensors=tensors, values=values, header=header, sort=sort.value
-        )
+    def one(path: Path) -> None:
+        report = inspect(path, selection=selection, tensors=tensors, values=values, header=header, sort=sort.value)
         documents.append(to_json(report) if json else None)
         if printer:
-            printer.line() if index and not brief else None
+            if len(documents) > 1 and not brief:
+                printer.line()
             _inspect_text.show(printer, report, depth=depth, brief=brief)
 
-    status = max(guarded(lambda index=index: one(index), as_json=json) for index in range(len(paths)))  # type: ignore[misc]
+    status = guarded_each([partial(one, path) for path in paths], as_json=json)
     if json and not quiet:
         print_json({"schema": "ckptctl.inspect/1", "checkpoints": documents})
     return status

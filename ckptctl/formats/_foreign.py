@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, CorruptError, UnknownFormatError, UnsupportedError
+from ckptctl.formats import _zip
 
 if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
@@ -33,6 +34,12 @@ _NAMED = (
     (b"PYTORCH1", "a torch file of Caffe2 times"),
     (b"\x93NUMPY", "a NumPy array file"),
     (b"PK", "a zip archive without a data.pkl, so not from torch.save"),
+)
+# Names of records that tell other zip archives apart.
+_ZIPPED = (
+    (b"/models/model.json", "a program of torch.export (.pt2)"),
+    (b"model.weights.h5", "a Keras file (.keras)"),
+    (b".npy", "an archive of NumPy arrays (.npz)"),
 )
 
 
@@ -110,6 +117,10 @@ def _named(source: ByteRange, head: bytes) -> CkptctlError | None:
             f"{source.file.path}: a tar archive, the torch format of before 2017 or a pack of files",
             hint="unpack it with tar, or load and save it again with the torch that wrote it",
         )
+    inside = _zip.names(source) if head.startswith(b"PK") else b""
+    for part, name in _ZIPPED:
+        if part in inside:
+            return UnsupportedError(f"{source.file.path}: {name}; this version does not read it")
     for magic, name in _NAMED:
         if head.startswith(magic):
             return UnsupportedError(f"{source.file.path}: {name}; this version does not read it")

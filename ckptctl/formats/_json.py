@@ -8,6 +8,7 @@ and the rest is refused, whatever the version of Python.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 
@@ -46,7 +47,9 @@ def parse(raw: bytes, *, where: str, hook: Hook = Pairs) -> object:
     except UnicodeDecodeError as error:
         raise CorruptError(f"{where} is not UTF-8 (at byte {error.start})") from None
     _check_surrogates(text, where)
-    decoder = json.JSONDecoder(object_pairs_hook=hook, parse_int=_integer, parse_float=Number, parse_constant=_constant)
+    decoder = json.JSONDecoder(
+        object_pairs_hook=hook, parse_int=_integer, parse_float=_number, parse_constant=_constant
+    )
     start = len(text) - len(text.lstrip(_SPACE))
     try:
         value, end = decoder.raw_decode(text, start)
@@ -74,9 +77,13 @@ def depth(value: object) -> int:
 
 
 def _integer(text: str) -> int | Number:
-    if len(text) > _U64_DIGITS or text[0] == "-":
-        return Number(text)
-    return int(text)
+    return _number(text) if len(text) > _U64_DIGITS or text[0] == "-" else int(text)
+
+
+def _number(text: str) -> Number:
+    if math.isinf(float(text)):
+        raise ValueError(text)
+    return Number(text)
 
 
 def _constant(text: str) -> object:

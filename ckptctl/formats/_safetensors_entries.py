@@ -37,7 +37,8 @@ def entry_hook(members: list[tuple[str, object]]) -> object:
     """Turn the members of a regular entry into an `Entry` at once; keep those of all else."""
     if len(members) == 3:
         (a, dtype), (b, shape), (c, offsets) = members
-        if a == "dtype" and b == "shape" and c == "data_offsets" and type(shape) is list and type(offsets) is list:
+        usual = a == "dtype" and b == "shape" and c == "data_offsets"
+        if usual and type(dtype) is str and type(shape) is list and type(offsets) is list:
             return Entry(dtype, shape, offsets)
     return _json.Pairs(members)
 

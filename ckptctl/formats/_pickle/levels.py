@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ckptctl.formats._pickle.records import Global
 from ckptctl.model import Level
 
 if TYPE_CHECKING:
-    from ckptctl.formats._pickle.records import Global
+    from ckptctl.formats._pickle.records import Call
 
 # Names that pickles of protocol 2 and below use for what has moved since Python 2.
 _PYTHON2 = {"__builtin__": "builtins", "copy_reg": "copyreg", "commands": "subprocess", "exceptions": "builtins"}
@@ -103,6 +104,8 @@ def _pairs(table: dict[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset((module, name) for module, names in table.items() for name in names.split())
 
 
+_GETATTR = ("builtins", "getattr")
+_ATTRIBUTES = frozenset({(("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"), "ProcessGroupState")})
 _KNOWN_PAIRS = _pairs(_KNOWN)
 _INERT_PAIRS = _pairs(_INERT)
 
@@ -124,15 +127,26 @@ def level_of(item: Global) -> Level:
     return Level.DANGEROUS if odd or runs or item.module == "builtins" else Level.FOREIGN
 
 
-def levels_of(items: list[Global]) -> list[Level]:
+def levels_of(items: list[Global], calls: list[Call]) -> list[Level]:
     """Judge all globals of a pickle; beside something dangerous, whatever else Python ships is its tool."""
-    levels = [level_of(item) for item in items]
+    levels = [Level.KNOWN if item.pair == _GETATTR and _harmless(item, calls) else level_of(item) for item in items]
     if Level.DANGEROUS not in levels:
         return levels
     return [
         Level.DANGEROUS if level is Level.FOREIGN and _ships_with_python(item) else level
         for item, level in zip(items, levels, strict=True)
     ]
+
+
+def _harmless(getattr_: Global, calls: list[Call]) -> bool:
+    """Whether ``getattr`` is only ever called to get what a ShardedTensor is pickled by."""
+    made = [call for call in calls if call.fn is getattr_]
+    return getattr_.called == len(made) > 0 and all(_is_torch_attribute(call.args) for call in made)
+
+
+def _is_torch_attribute(args: tuple[object, ...]) -> bool:
+    owner, name = args if len(args) == 2 else (None, None)
+    return isinstance(owner, Global) and (owner.pair, name) in _ATTRIBUTES
 
 
 def _ships_with_python(item: Global) -> bool:

@@ -74,7 +74,7 @@ class Machine:
                 opcodes=tuple(item.opcodes),
                 count=item.count,
             )
-            for item, level in zip(items, levels_of(items), strict=True)
+            for item, level in zip(items, levels_of(items, self.calls), strict=True)
         ]
         found += [
             GlobalUse(module="copyreg", name=f"extension {code}", level=Level.DANGEROUS, calls=count,

@@ -38,6 +38,11 @@ def _encode(context: Context, args: tuple[object, ...], call: Call) -> bytes | S
     return text if isinstance(text, Span) else None
 
 
+def _bytes(context: Context, args: tuple[object, ...], call: Call) -> bytes | None:
+    """Empty bytes, in pickles older than those that have bytes."""
+    return None if args else b""
+
+
 def _bytearray(context: Context, args: tuple[object, ...], call: Call) -> None:
     """Only from bytes: ``bytearray(n)`` would allocate n bytes."""
     if args and not isinstance(value_of(args[0]), (bytes, str, Span)):
@@ -62,12 +67,18 @@ def _scalar(context: Context, args: tuple[object, ...], call: Call) -> Described
     if not isinstance(raw, bytes):
         return None
     if spec.startswith("U"):
-        return Described(type="numpy.str_", args=(raw.decode("utf-32-be" if swapped else "utf-32-le", "replace"),))
+        return Described(type="numpy.str_", args=(_utf32(raw, swapped=swapped),))
     code = _CODES.get(name, "")
     if not code or struct.calcsize(code) != len(raw):
         return None
     value = struct.unpack((">" if swapped else "<") + code, raw)[0]
     return Described(type=f"numpy.{_NUMPY[name]}", args=(value,))
+
+
+def _utf32(raw: bytes, *, swapped: bool) -> str:
+    """Text of four bytes a character, as NumPy pads it."""
+    codes = struct.unpack(f"{'>' if swapped else '<'}{len(raw) // 4}I", raw[: len(raw) // 4 * 4])
+    return "".join(chr(code) if code < 0x110000 else "\ufffd" for code in codes).rstrip("\0")
 
 
 def _array(context: Context, args: tuple[object, ...], call: Call) -> Draft | Described | None:
@@ -119,6 +130,7 @@ def _draft(  # noqa: PLR0913  # all that an array is
 
 PYTHON: dict[tuple[str, str], Rebuild] = {
     ("_codecs", "encode"): _encode,
+    ("builtins", "bytes"): _bytes,
     ("builtins", "bytearray"): _bytearray,
 } | {
     (f"numpy.{core}.{module}", name): rebuild

@@ -1,0 +1,118 @@
+"""What every format owes, tried on a real sample of each; a format without a sample fails here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ckptctl.errors import CkptctlError
+from ckptctl.formats import FORMATS
+from ckptctl.storage import LocalFile
+from tests.samples import CORPUS, read
+
+# A real file of each format, and what is in it: name → (dtype, shape).
+SAMPLES = {
+    "safetensors": ("safetensors/edge/with_metadata.safetensors", {"embed.weight": ("F32", (7, 6)), "calls": ("I64", ())}, 10),
+    "torch-zip": ("torch_save/train_dict.pt", {"model_state_dict.embed.weight": ("F32", (7, 6)), "rng.torch": ("U8", (5056,))}, 39),
+}  # fmt: skip
+EVERY = pytest.mark.parametrize("name", [candidate.name for candidate in FORMATS])
+BY_NAME = {candidate.name: candidate for candidate in FORMATS}
+
+
+def sample(name):
+    path, expected, count = SAMPLES[name]
+    return CORPUS / path, expected, count
+
+
+@EVERY
+def test_reads_its_sample(name):
+    path, expected, count = sample(name)
+    contents = read(path)
+    assert contents.format == name
+    assert len(contents.tensors) == count
+    for tensor, (dtype, shape) in expected.items():
+        found = contents.tensors[tensor]
+        assert (found.dtype.name, found.shape) == (dtype, shape)
+
+
+@EVERY
+def test_accepts_its_own_and_no_other(name):
+    for other in FORMATS:
+        path, _, _ = sample(other.name)
+        assert BY_NAME[name].accepts(LocalFile(path).range()) is (other.name == name)
+
+
+@EVERY
+def test_every_truncation_is_refused_in_one_line(name, tmp_path):
+    path, _, _ = sample(name)
+    data = path.read_bytes()
+    cut = tmp_path / path.name
+    for length in [*range(min(4096, len(data))), *range(4096, len(data), 61), len(data) - 1]:
+        cut.write_bytes(data[:length])
+        with pytest.raises(CkptctlError) as caught:
+            read(cut)
+        assert caught.value.message.startswith(f"{cut}: ")
+        assert "\n" not in caught.value.message
+
+
+@EVERY
+@pytest.mark.parametrize("extra", [b"\0", b"x" * 1000, b"PK\x05\x06" + bytes(18)])
+def test_anything_added_at_the_end_is_refused(name, extra, tmp_path):
+    path, _, _ = sample(name)
+    longer = tmp_path / path.name
+    longer.write_bytes(path.read_bytes() + extra)
+    with pytest.raises(CkptctlError):
+        read(longer)
+
+
+@EVERY
+def test_accounts_for_every_byte(name):
+    path, _, _ = sample(name)
+    regions = BY_NAME[name].account(read(path))
+    reached = 0
+    for region in regions:
+        assert region.offset == reached
+        assert region.length > 0
+        assert region.kind in {"header", "padding", "data", "unused", "index"}
+        reached += region.length
+    assert reached == path.stat().st_size
+
+
+@EVERY
+def test_reads_inside_a_larger_file(name, tmp_path):
+    """Readers take byte ranges: an archive in an archive is found where it lies."""
+    path, _, count = sample(name)
+    data = path.read_bytes()
+    outer = tmp_path / "outer"
+    outer.write_bytes(b"before" + data + b"after")
+    contents = BY_NAME[name].read(LocalFile(outer).range().sub(6, len(data)))
+    assert len(contents.tensors) == count
+    plain = {n: [p.range.read() for p in t.pieces] for n, t in read(path).tensors.items()}
+    assert {n: [p.range.read() for p in t.pieces] for n, t in contents.tensors.items()} == plain
+
+
+@EVERY
+def test_needs_neither_torch_nor_numpy(name):
+    path, _, count = sample(name)
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
+        "from pathlib import Path; from ckptctl import formats; from ckptctl.storage import LocalFile\n"
+        f"print(len(formats.read(LocalFile(Path({str(path)!r})).range()).tensors))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == count
+
+
+@EVERY
+def test_reads_no_tensor_bytes(name, monkeypatch):
+    """What is read of a file lies outside the data, but for the first bytes that tell the format."""
+    path, _, _ = sample(name)
+    data = [(r.offset, r.offset + r.length) for r in BY_NAME[name].account(read(path)) if r.kind == "data"]
+    spans = []
+    pread = LocalFile.pread
+    monkeypatch.setattr(LocalFile, "pread", lambda self, n, at: spans.append((at, at + n)) or pread(self, n, at))
+    BY_NAME[name].read(LocalFile(path).range())
+    touched = [(a, b) for a, b in spans for c, d in data if a < d and b > c]
+    assert touched == []
