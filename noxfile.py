@@ -9,7 +9,9 @@ nox.options.default_venv_backend = "venv"
 
 
 def _develop(session: nox.Session) -> None:
-    session.install("-e", ".[dev]")
+    """Install the project for development; with ``--no-venv`` that has been done outside."""
+    if session.virtualenv.is_sandboxed:
+        session.install("-e", ".[dev]")
 
 
 @nox.session
@@ -39,7 +41,7 @@ def types(session: nox.Session) -> None:
 def property_(session: nox.Session) -> None:
     """Search for counterexamples much longer than the test suite does."""
     _develop(session)
-    session.run("pytest", "tests/property", "--hypothesis-profile=long", *session.posargs)
+    session.run("pytest", "-n", "auto", "-m", "hypothesis", *session.posargs, env={"HYPOTHESIS_PROFILE": "long"})
 
 
 @nox.session
@@ -54,3 +56,4 @@ def docs(session: nox.Session) -> None:
     """Write the generated pages of the documentation anew."""
     _develop(session)
     session.run("python", "-m", "tests.docs_pages", "--write")
+    session.run("python", "-m", "tests.console", env={"COLUMNS": "80"})

@@ -73,6 +73,9 @@ def _components(printer: Printer, report: InspectReport) -> None:
         for row in report.components
     ]
     printer.line()
+    if not report.components:
+        printer.line("empty: it holds neither tensors nor values")
+        return
     printer.columns(rows, "<>>><<")
     if report.selected is not None:
         printer.line(f"selected: {report.selected:,} of {plural(report.tensors, 'tensor')}")

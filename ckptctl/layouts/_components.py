@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ckptctl.model import Component, Contents, Part, TensorInfo
-from ckptctl.values import TensorRef, as_mapping, attributes, key_text
+from ckptctl.values import TensorRef, as_mapping, attributes, children, key_text
 
 _SUFFIX = r"(_?state)?(_?dicts?)?"
 _NAMED = (
@@ -30,16 +30,18 @@ def split(contents: Contents) -> Mapping[Component, Part]:
     if contents.values is None:
         owner = _of_prefixes(tensors)
         return _parts(owner, tensors, {}) if owner else _one(_of_tensor_names(tensors), tensors, {})
-    keys = {key_text(key): value for key, value in (root or {}).items()}
     if as_mapping(contents.values) is None:
         # An object, a list or a lone tensor: a module, or nothing that has components.
-        whole = _of_shape(keys) or (Component.OTHER if tensors or not root else Component.TRAINER)
-        return _one(whole, tensors, keys)
+        keys = dict(children(contents.values))
+        return _one(_of_shape(keys) or (Component.OTHER if tensors else Component.TRAINER), tensors, keys)
+    keys = {key_text(key): value for key, value in (root or {}).items()}
+    if not keys:
+        return {}
     found = _of_root(keys)
     if found:
         return _one(found, tensors, keys)
     keys = _unwrapped(keys)
-    return _parts(_of_keys(keys), tensors, keys)
+    return _parts(_of_keys(keys, tensors), tensors, keys)
 
 
 def _unwrapped(keys: dict[str, object]) -> dict[str, object]:
@@ -103,21 +105,23 @@ def _of_name(key: str) -> Component | None:
     return next((component for component, pattern in _BY_NAME if pattern.fullmatch(last)), None)
 
 
-def _of_keys(keys: Mapping[str, object]) -> dict[str, Component]:
+def _of_keys(keys: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> dict[str, Component]:
     found: dict[str, Component | None] = {
         key: Component.TRAINER if value is None else _of_name(key) or _of_shape(value) for key, value in keys.items()
     }
     has_model = Component.MODEL in found.values()
-    return {key: component or _of_unknown(keys[key], has_model=has_model) for key, component in found.items()}
+    return {key: component or _of_unknown(keys[key], tensors, has_model=has_model) for key, component in found.items()}
 
 
-def _of_unknown(value: object, *, has_model: bool) -> Component:
+def _of_unknown(value: object, tensors: Mapping[str, TensorInfo], *, has_model: bool) -> Component:
     """A key that says nothing: weights if it is a dict of tensors, else what the trainer wrote down."""
     items = as_mapping(value)
-    tensors = sum(isinstance(inner, TensorRef) for inner in (items or {}).values())
-    if items and 2 * tensors > len(items):
+    count = sum(isinstance(inner, TensorRef) for inner in (items or {}).values())
+    if items and 2 * count > len(items):
         return Component.OTHER if has_model else Component.MODEL
-    return Component.OTHER if isinstance(value, TensorRef) else Component.TRAINER
+    # A tensor of one element is a number that the trainer wrote down: a metric, a step.
+    large = isinstance(value, TensorRef) and tensors[value.name].numel != 1
+    return Component.OTHER if large else Component.TRAINER
 
 
 def _parts(

@@ -150,7 +150,7 @@ def inspect(  # noqa: PLR0913  # what to show is chosen part by part
         nbytes=sum(contents.range.length for contents in checkpoint.files),
         files=len(checkpoint.files),
         tensors=sum(len(part.tensors) for part in checkpoint.parts.values()),
-        parameters=sum(row.parameters for row in rows if row.component is Component.MODEL),
+        parameters=_parameters(checkpoint.parts.get(Component.MODEL)),
         step=checkpoint.step,
         epoch=checkpoint.epoch,
         metrics=checkpoint.metrics,
@@ -199,6 +199,13 @@ def _tied_groups(tensors: Iterable[TensorInfo]) -> tuple[tuple[str, ...], ...]:
                 same.setdefault(tensor.identity, []).append(tensor.name)
             groups += [tuple(names) for names in same.values() if len(names) > 1]
     return tuple(groups)
+
+
+def _parameters(model: Part | None) -> int:
+    """Count the elements of a model, tied tensors once."""
+    tensors = model.tensors if model else {}
+    again = {name for group in _tied_groups(tensors.values()) for name in group[1:]}
+    return sum(tensor.numel for name, tensor in tensors.items() if name not in again)
 
 
 def _row(part: Part, first_of: Mapping[str, str]) -> ComponentRow:

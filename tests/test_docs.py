@@ -1,0 +1,60 @@
+"""What is undocumented fails here: pages generated from the code, examples run, every name mentioned."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from ckptctl.cli.app import COMMANDS
+from ckptctl.formats import FORMATS
+from ckptctl.layouts import LAYOUTS
+from ckptctl.ops.inspect import InspectReport, TensorRow
+from tests.console import PAGES as EXAMPLES
+from tests.console import ROOT, rendered
+from tests.docs_pages import DOCS, PAGES, error_classes
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_pages_are_up_to_date(name):
+    assert (DOCS / name).read_text() == PAGES[name]()
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
+def test_examples_print_what_the_page_shows(page, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert page.read_text() == rendered(page.read_text())
+
+
+def test_every_format_layout_command_and_error_is_in_the_reference():
+    formats = (DOCS / "reference/formats.md").read_text()
+    assert all(f"`{item.name}`" in formats for item in (*FORMATS, *LAYOUTS))
+    commands = (DOCS / "reference/commands.md").read_text()
+    assert all(f"## ckptctl {command.__name__.rpartition('.')[2]}\n" in commands for command in COMMANDS)
+    errors = (DOCS / "reference/errors.md").read_text()
+    assert all(f"`{kind.slug}`" in errors for kind in error_classes())
+
+
+def test_every_field_of_the_json_is_described():
+    text = (DOCS / "reference/json.md").read_text()
+    assert [f.name for kind in (InspectReport, TensorRow) for f in fields(kind) if f"`{f.name}`" not in text] == []
+
+
+def test_every_error_class_has_a_test_of_its_own():
+    """Each slug is provoked by name or class somewhere in the tests."""
+    source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [kind for kind in error_classes() if kind.__name__ not in source and f'"{kind.slug}"' not in source] == []
+
+
+def test_the_continuous_integration_runs_the_test_command_of_the_readme():
+    command = "pip install -e '.[dev]' && nox --no-venv"
+    assert command in (ROOT / "README.md").read_text()
+    assert command in (ROOT / ".ci/run").read_text()
+
+
+def test_links_between_pages_lead_somewhere():
+    import re
+
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page.name, target)
