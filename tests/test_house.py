@@ -49,6 +49,8 @@ def test_modules_and_functions_stay_small(capsys):
     with capsys.disabled():
         print(f"\nmodules: median {median(modules)}, longest {max(modules)} lines; functions: median {median(functions)}, "
               f"nine in ten below {tenth:.0f}, longest {max(functions)}")  # fmt: skip
+    assert max(modules) <= 300
+    assert max(functions) <= 45
     assert median(modules) <= 110
     assert median(functions) <= 9
     assert tenth <= 28

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from ckptctl.errors import CkptctlError, CorruptError, LimitError, UnsafePickleError
 from ckptctl.formats._pickle import limits, unpickle
 from ckptctl.formats._pickle.machine import Machine
-from ckptctl.formats._pickle.opcodes import OPCODES, _unknown
+from ckptctl.formats._pickle.opcodes import OPCODES
+from ckptctl.formats._pickle.table import unknown as _unknown
 from ckptctl.model import Level
 from ckptctl.storage import MemoryFile
 from ckptctl.values import Described, Elided, Span, Token

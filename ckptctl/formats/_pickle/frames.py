@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptctl.formats._pickle.opcodes import plain_key
+from ckptctl.formats._pickle.containers import plain_key
 from ckptctl.formats._pickle.records import Call, Global
 from ckptctl.model import Level
 from ckptctl.values import Described
