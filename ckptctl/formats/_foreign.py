@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _HEAD = 4096
 _CHUNK = 1 << 20
 _LEGACY_TORCH = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
-_TEXT = re.compile(r"[\t\n\r\x20-\x7e\u00a0-\U0010ffff]+")
+_LINE_ENDS = str.maketrans("\t\n\r", "   ")
 _AGAIN = "download it again and look at what the server answers"
 
 # What first bytes say, and what to do about it.
@@ -134,6 +134,7 @@ def _named(source: ByteRange, head: bytes) -> CkptctlError | None:
 def _is_text(head: bytes) -> bool:
     try:
         # A character may be cut at the end of what was read.
-        return bool(_TEXT.fullmatch(codecs.getincrementaldecoder("utf-8")().decode(head)))
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return False
+    return text.translate(_LINE_ENDS).isprintable()
