@@ -28,8 +28,8 @@ _RNG_KINDS = {
 def resume_gaps(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """Return what is missing, each with its consequence; nothing for a lone component of a checkpoint."""
     parts = checkpoint.parts
-    if Component.MODEL not in parts and len(parts) < 2:
-        return ()
+    if Component.MODEL not in parts and (len(parts) < 2 or not checkpoint.step):
+        return ()  # a file that holds one component, or one rank's part of it
     if not parts.keys() & {Component.OPTIMIZER, Component.SCHEDULER, Component.RNG} and not checkpoint.step:
         gaps = [("all but weights", "a resume would start optimizer, schedule and data afresh")]
     else:

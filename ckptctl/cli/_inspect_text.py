@@ -11,18 +11,18 @@ from ckptctl.model import Component, Found, GlobalUse, Level, Severity
 from ckptctl.ops.inspect import ComponentRow, InspectReport, TensorRow
 
 _NONE = "–"
-_MOST_NOTES = 8
+_MOST_NOTES, _MOST_KEYS = 8, 6
 _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: None}
 
 
 def show(printer: Printer, report: InspectReport, *, depth: int, brief: bool) -> None:
     """Print the report: head, components, what is missing, notes, modules; then what was asked for."""
-    printer.line(f"{escape(str(report.path))}   {_head(report)}")
+    _title(printer, report)
     if brief:
         return
     facts = joined([_fact("step", report.step), _fact("epoch", report.epoch), *_metrics(report)])
     if facts:
-        printer.line(facts)
+        printer.paragraph(facts)
     _components(printer, report)
     _notes(printer, report)
     if report.modules and depth and report.tensor_list is None:
@@ -39,15 +39,16 @@ def show(printer: Printer, report: InspectReport, *, depth: int, brief: bool) ->
         _regions(printer, report)
 
 
-def _head(report: InspectReport) -> str:
-    return joined(
-        [
-            escape(report.title),
-            size(report.nbytes),
-            plural(report.tensors, "tensor"),
-            f"{count(report.parameters)} parameters" if report.parameters else "",
-        ]
-    )
+def _title(printer: Printer, report: InspectReport) -> None:
+    """The path and what it is, on one line if they fit."""
+    parameters = f"{count(report.parameters)} parameters" if report.parameters else ""
+    what = joined([escape(report.title), size(report.nbytes), plural(report.tensors, "tensor"), parameters])
+    path = escape(str(report.path))
+    if printer.width and len(path) + len(what) + 3 > printer.width:
+        printer.line(path)
+        printer.paragraph(f"  {what}")
+    else:
+        printer.line(f"{path}   {what}")
 
 
 def _fact(name: str, found: Found | None) -> str:
@@ -85,7 +86,10 @@ def _about(row: ComponentRow) -> str:
     slots = ", ".join(f"{slot.name} {size(slot.nbytes)}" for slot in row.slots if slot.name != "step")
     if row.component is Component.MODEL and row.prefix:
         return f"under {escape(row.prefix, limit=40)}"
-    return escape(joined([row.about, slots], ": "), limit=100)
+    if row.component in (Component.TRAINER, Component.DATA, Component.OTHER):
+        keys = row.about.split(", ")
+        return escape(", ".join(keys[:_MOST_KEYS]), limit=160) + (", …" if len(keys) > _MOST_KEYS else "")
+    return escape(joined([row.about, slots], ": "), limit=160)
 
 
 def _notes(printer: Printer, report: InspectReport) -> None:
@@ -101,7 +105,7 @@ def _notes(printer: Printer, report: InspectReport) -> None:
     if lines:
         printer.line()
     for text, style in lines[:_MOST_NOTES]:
-        printer.line(text, style=style)
+        printer.paragraph(text, style=style)
     if len(lines) > _MOST_NOTES:
         printer.line(f"… and {len(lines) - _MOST_NOTES} more notes (--json has them all)")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from ckptctl.values import Described, Elided, Span, TensorRef, as_json
 
 _ASCII = str.maketrans({"·": "|", "–": "-", "×": "x", "…": "...", "├": "|", "─": "-", "└": "`", "│": "|"})
 _GAP = "   "
-_MIN_NAME = 24
+_MIN_NAME, _MIN_LAST = 24, 16
 
 
 class Printer:
@@ -34,14 +35,27 @@ class Printer:
         else:
             self._console.file.write(text + "\n")
 
+    def paragraph(self, text: str, *, style: str | None = None) -> None:
+        """Print a sentence, broken between words where the terminal ends."""
+        for part in wrapped(text, self.width):
+            self.line(part, style=style)
+
     def columns(self, rows: Sequence[Sequence[str]], align: str, *, styles: Sequence[str | None] = ()) -> None:
-        """Print rows in columns; `align` has ``<`` or ``>`` for each. The first column gives way."""
-        for index, text in enumerate(columns(rows, align, width=self.width)):
-            self.line(text, style=styles[index] if styles else None)
+        """Print rows in columns; `align` has ``<`` or ``>`` for each."""
+        for index, lines in enumerate(columns(rows, align, width=self.width)):
+            for text in lines:
+                self.line(text, style=styles[index] if styles else None)
 
 
-def columns(rows: Sequence[Sequence[str]], align: str, *, width: int | None) -> Iterator[str]:
-    """Yield rows as lines of aligned columns, the first one shortened if they would not fit."""
+def wrapped(text: str, width: int | None) -> list[str]:
+    """Break a text between words, further lines indented; one line if there is no width."""
+    if not width or len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def columns(rows: Sequence[Sequence[str]], align: str, *, width: int | None) -> Iterator[list[str]]:
+    """Yield the lines of each row, aligned. Where they would not fit, the last column is broken, or the first cut."""
     if not rows:
         return
     from rich.cells import cell_len
@@ -49,19 +63,38 @@ def columns(rows: Sequence[Sequence[str]], align: str, *, width: int | None) -> 
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(align))]
     used = [i for i, w in enumerate(widths) if w]
     if width and used:
-        over = sum(widths[i] for i in used) + len(_GAP) * (len(used) - 1) - width
-        last = used[-1]
-        if over > 0 and last and align[last] == "<" and widths[last] > over + 8:
-            widths[last] -= over
-        elif over > 0:
-            widths[0] = max(_MIN_NAME, widths[0] - over)
+        _shrink(widths, align, used, sum(widths[i] for i in used) + len(_GAP) * (len(used) - 1) - width)
     for row in rows:
-        cells = [_fitted(row[i], widths[i], align[i], cell_len(row[i])) for i in used]
-        yield _GAP.join(cells).rstrip()
+        yield _lines(row, widths, align, used)
 
 
-def _fitted(text: str, width: int, side: str, length: int) -> str:
+def _shrink(widths: list[int], align: str, used: list[int], over: int) -> None:
+    """Take what is too much from the last column, if it is text, and then from the first."""
+    last = used[-1]
+    if over > 0 and last and align[last] == "<":
+        given = min(over, max(widths[last] - _MIN_LAST, 0))
+        widths[last] -= given
+        over -= given
+    if over > 0:
+        widths[0] = max(_MIN_NAME, widths[0] - over)
+
+
+def _lines(row: Sequence[str], widths: list[int], align: str, used: list[int]) -> list[str]:
+    if not used:
+        return [""]
+    *others, last = used
+    head = "".join(_fitted(row[i], widths[i], align[i]) + _GAP for i in others)
+    if align[last] == ">" or not others or " " not in row[last]:
+        return [(head + _fitted(row[last], widths[last], align[last])).rstrip()]
+    first, *more = textwrap.wrap(row[last], max(widths[last], 1), break_on_hyphens=False) or [""]
+    return [(head + first).rstrip(), *(" " * len(head) + part for part in more)]
+
+
+def _fitted(text: str, width: int, side: str) -> str:
     """Pad a cell, or cut it in its middle, where dotted names say least."""
+    from rich.cells import cell_len
+
+    length = cell_len(text)
     if length > width:
         half = max(width - 1, 2) // 2
         text = text[: max(width - 1, 2) - half] + "…" + text[-half:]
@@ -79,7 +112,7 @@ def print_json(document: Mapping[str, object]) -> None:
 def to_json(value: object) -> object:
     """Turn a report into what JSON has: the only place where that is decided."""
     match value:
-        case TensorRef() | Described() | Span() | Elided() | float():
+        case TensorRef() | Described() | Span() | Elided() | float() | bytes():
             return as_json(value)
         case enum.Enum():
             return value.value
