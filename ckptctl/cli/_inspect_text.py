@@ -57,7 +57,7 @@ def _fact(name: str, found: Found | None) -> str:
 
 def _metrics(report: InspectReport) -> Iterator[str]:
     for metric in report.metrics[:2]:
-        yield f"{escape(metric.name, limit=40)} {number(metric.value)}"
+        yield _fact(escape(metric.name, limit=40), metric)
 
 
 def _components(printer: Printer, report: InspectReport) -> None:

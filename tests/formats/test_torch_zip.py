@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import io
 import pickle
+import re
 import sys
 import types
 import warnings
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptctl.errors import CkptctlError
+from ckptctl.errors import CkptctlError, UnsupportedError
 from ckptctl.formats import torch_zip
 from ckptctl.model import DTYPES, Level
 from ckptctl.storage import LocalFile, MemoryFile
@@ -315,6 +316,60 @@ def test_a_saved_list_of_storages_reads_as_vectors(tmp_path):
     path.write_bytes(saved([torch.arange(4, dtype=torch.int16).untyped_storage(), torch.ones(2).storage()]))
     found = read(path).tensors
     assert [(tensor.dtype.name, tensor.shape) for tensor in found.values()] == [("U8", (8,)), ("F32", (2,))]
+
+
+def test_a_tensor_made_in_an_unknown_way_is_not_left_out_in_silence(tmp_path):
+    path = tmp_path / "x.pt"
+    data = saved({"w": torch.ones(2), "v": torch.ones(2)}).replace(b"_rebuild_tensor_v2", b"_rebuild_tensor_v9")
+    start = data.index(b"\x80\x02")
+    path.write_bytes(without_crc(data))
+    assert start > 0
+    with pytest.raises(UnsupportedError, match="torch._utils._rebuild_tensor_v9, which this version does not know"):
+        read(path)
+
+
+def without_crc(data: bytes) -> bytes:
+    """The same archive as one saved without checksums."""
+    import struct
+    import zipfile
+
+    changed = bytearray(data)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for info in archive.infolist():
+            for at in (
+                [i for i in range(len(data) - 4) if data[i : i + 4] == struct.pack("<I", info.CRC)] if info.CRC else []
+            ):
+                changed[at : at + 4] = bytes(4)
+    return bytes(changed)
+
+
+def listing(tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_every_flipped_bit_of_a_pickle_without_checksum(tmp_path, bit):
+    """A listing that differs is given only if torch, told to accept any class, gives it too."""
+    tree = {"model": {"w.a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.int16)[1:3]}, "step": 7, "lr": 0.5}
+    good = without_crc(saved(tree, pickle_protocol=2 if bit % 2 else 4))
+    path = tmp_path / "x.pt"
+    path.write_bytes(good)
+    expected = read(path).tensors.keys()
+    with __import__("zipfile").ZipFile(io.BytesIO(saved(tree, pickle_protocol=2 if bit % 2 else 4))) as archive:
+        info = archive.getinfo("archive/data.pkl")
+        pickled = archive.read(info)
+    start, differing = good.index(pickled), 0
+    for at in range(start, start + len(pickled)):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
+        try:
+            found = {n: (t.dtype.torch, t.shape) for n, t in read(path).tensors.items()}
+        except CkptctlError:
+            continue
+        if found.keys() != expected:
+            differing += 1
+            loaded = listing(flatten(by_torch(path)))
+            assert {re.sub(r"#\d+$", "", name): kind for name, kind in found.items()} == loaded, at - start
+    assert differing > 0 or bit == 7
 
 
 def test_the_stub_module_is_not_left_behind():

@@ -117,7 +117,10 @@ def _ext(form: str) -> Handler:
     packed = struct.Struct(form)
 
     def push(machine: Machine, i: int) -> int:
-        machine.stack.append(machine.extension(packed.unpack_from(machine.buffer, i + 1)[0]))
+        code: int = packed.unpack_from(machine.buffer, i + 1)[0]
+        if code <= 0:
+            raise machine.malformed(f"extension code {code}", i)
+        machine.stack.append(machine.extension(code))
         return i + 1 + packed.size
 
     return push

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CorruptError
+from ckptctl.errors import CorruptError, UnsupportedError
 from ckptctl.formats._pickle.records import Call, Global, PersistentId
 from ckptctl.formats._pickle.storages import Draft, Storage, Storages
 
@@ -37,6 +37,9 @@ class Context:
             rebuild = table.get(fn.pair) if type(fn) is Global else None
             if rebuild:
                 call.value = rebuild(self, call.args, call)
+            elif any(type(arg) is PersistentId for arg in call.args):
+                # Whatever is given a storage makes a tensor of it; to leave that out would be a wrong listing.
+                raise self.unknown(fn)
 
     def storage(self, node: object) -> Storage:
         """Return the storage that a persistent id refers to."""
@@ -56,6 +59,14 @@ class Context:
         if isinstance(value, (tuple, list)) and all(type(item) is int for item in value):
             return tuple(value)
         raise self.bad("a size or stride is not made of integers")
+
+    def unknown(self, fn: object) -> UnsupportedError:
+        """Return the error for a tensor that is made in a way that nobody has told us of."""
+        name = str(fn) if isinstance(fn, Global) else "a computed function"
+        return UnsupportedError(
+            f"{self.source.file.path}: a tensor is rebuilt by {name}, which this version does not know",
+            hint="the file is damaged, or from a newer torch: then a newer ckptctl may read it",
+        )
 
     def bad(self, what: str) -> CorruptError:
         """Return the error for a pickle that is well formed and makes no sense."""

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError, CorruptError, LimitError, UnsafePickleError
+from ckptctl.errors import CkptctlError, CorruptError, LimitError, UnsafePickleError, UnsupportedError
 from ckptctl.formats._pickle import limits
 from ckptctl.formats._pickle.levels import levels_of, python3_name
 from ckptctl.formats._pickle.opcodes import OPCODES
@@ -190,7 +190,7 @@ class Machine:
 def outranked(error: CkptctlError, uses: tuple[GlobalUse, ...]) -> CkptctlError:
     """Let "it would have run code" outrank "it is malformed"."""
     bad = [use for use in uses if use.level in (Level.FOREIGN, Level.DANGEROUS)]
-    if not bad:
+    if not bad or isinstance(error, UnsupportedError):
         return error
     named = ", ".join(str(use) for use in bad[:3])
     return UnsafePickleError(f"{error.message}; it asks a loader to import {named}", hint=error.hint)
