@@ -7,13 +7,15 @@ records below, which stand for what plain Python cannot. Nothing here is ever ca
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ckptctl.model import Level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ckptctl.storage import ByteRange
 
@@ -92,7 +94,7 @@ def attributes(value: object) -> Mapping[object, object] | None:
 def children(value: object) -> Iterator[tuple[str, object]]:
     """Yield what is directly inside a value, each under the text of its key or index."""
     if isinstance(value, dict):
-        yield from ((key_text(key), inner) for key, inner in value.items())
+        yield from text_items(value)
     elif isinstance(value, (list, tuple)):
         yield from ((str(index), inner) for index, inner in enumerate(value))
     elif isinstance(value, Described):
@@ -101,46 +103,102 @@ def children(value: object) -> Iterator[tuple[str, object]]:
         yield from children(value.items)
 
 
+def nested(value: object, *, skip: str = "", most: int = 10_000) -> Iterator[object]:
+    """Yield a value and what is inside it, level by level, each object once, up to `most` of them.
+
+    What stands under the key `skip` is passed over.
+    """
+    todo: deque[object] = deque([value])
+    seen, left = {id(value)}, most
+    while todo:
+        value = todo.popleft()
+        yield value
+        for key, inner in islice(children(value), left):
+            left -= 1
+            if key != skip and id(inner) not in seen:
+                seen.add(id(inner))
+                todo.append(inner)
+
+
+def text_items(items: Mapping[object, object]) -> Iterator[tuple[str, object]]:
+    """Yield the items of a mapping under the text of their keys; equal texts are told apart by a number."""
+    seen: dict[str, int] = {}
+    for key, value in items.items():
+        text = key_text(key)
+        number = seen[text] = seen.get(text, 0) + 1
+        yield (text if number == 1 else f"{text}#{number}"), value
+
+
 def key_text(key: object) -> str:
     """Return a dict key as the text by which it stands in a dotted name."""
     return key if isinstance(key, str) else key.decode("latin1") if isinstance(key, bytes) else str(key)
 
 
-def as_json(value: object, *, limit: int = 1_000_000) -> object:
+@dataclass(frozen=True, slots=True)
+class State:
+    """The plain values of a whole checkpoint, by the text of their top-level keys."""
+
+    items: Mapping[str, object]
+
+
+def as_json(value: object, *, nodes: int = 200_000, depth: int = 100) -> object:
     """Return a value as JSON has it: what JSON cannot say becomes an object with a ``$`` key.
 
-    For reading, not for restoring. After `limit` nodes the rest is left out and said so.
+    For reading, not for restoring. After so many `nodes`, or deeper than `depth`, the rest is left out
+    and said so.
     """
-    return _Json(limit).of(value)
+    return _Json(nodes).of(value, depth)
 
 
 class _Json:
-    def __init__(self, limit: int) -> None:
-        self._left = limit
+    def __init__(self, nodes: int) -> None:
+        self._left = nodes
 
-    def of(self, value: object) -> object:
+    def of(self, value: object, depth: int) -> object:
         self._left -= 1
-        if self._left < 0:
-            return {"$elided": "too many values"}
+        if self._left < 0 or depth < 0:
+            return {"$elided": "too many values" if self._left < 0 else "nested too deeply"}
         match value:
-            case None | bool() | int() | str():
-                return value
-            case float():
-                return value if math.isfinite(value) else {"$float": str(value)}
-            case bytes():
-                return {"$bytes": len(value), "hex": value[:32].hex()}
             case dict():
-                return {key_text(key): self.of(inner) for key, inner in value.items()}
+                return self._object(text_items(value), depth)
             case list() | tuple():
-                return [self.of(inner) for inner in value]
-            case TensorRef(name=name, type=kind):
-                return {"$tensor": name, "type": kind}
-            case Span(range=place, text=text):
-                return {"$text" if text else "$bytes": place.length}
-            case Elided(why=why):
-                return {"$elided": why}
+                return self._array(value, depth)
             case Described():
                 parts = {"args": value.args, "state": value.state, "items": value.items}
-                inner = {key: self.of(part) for key, part in parts.items() if part not in (None, ())}
-                return {"$type": value.type, "level": value.level.value, **inner}
-        return {"$unknown": type(value).__name__}
+                given = [(key, part) for key, part in parts.items() if part is not None and part != ()]
+                return {"$type": value.type, "level": value.level.value, **self._object(given, depth)}
+        return _leaf(value)
+
+    def _object(self, items: Iterable[tuple[str, object]], depth: int) -> dict[str, object]:
+        made: dict[str, object] = {}
+        for key, inner in items:
+            if self._left < 0:
+                made["$elided"] = "too many values"
+                break
+            made[key] = self.of(inner, depth - 1)
+        return made
+
+    def _array(self, items: Iterable[object], depth: int) -> list[object]:
+        made: list[object] = []
+        for inner in items:
+            made.append(self.of(inner, depth - 1))
+            if self._left < 0:
+                break
+        return made
+
+
+def _leaf(value: object) -> object:
+    match value:
+        case float():
+            return value if math.isfinite(value) else {"$float": str(value)}
+        case None | bool() | int() | str():
+            return value
+        case bytes():
+            return {"$bytes": len(value), "hex": value[:32].hex()}
+        case TensorRef(name=name, type=kind):
+            return {"$tensor": name, "type": kind}
+        case Span(range=place, text=text):
+            return {"$text" if text else "$bytes": place.length}
+        case Elided(why=why):
+            return {"$elided": why}
+    return {"$unknown": type(value).__name__}

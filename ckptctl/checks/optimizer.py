@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.values import as_mapping, attributes, children
+from ckptctl.values import as_mapping, attributes, nested
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _MASTER = frozenset({"single_partition_of_fp32_groups", "fp32_flat_groups", "fp32_groups", "fp32_from_fp16_params",
                      "master_param", "master_params", "param"})  # fmt: skip
-_MAX_GROUPS = 1000
 # The first of these whose keys all occur, in the param group or in the state of a parameter.
 _KINDS = (
     ("SGD", {"momentum", "dampening", "nesterov"}),
@@ -52,8 +51,9 @@ class Slot:
 def optimizer_kind(part: Part) -> str:
     """Return the class of an optimizer, as far as the keys of its state tell; empty if they do not."""
     found: dict[str, None] = {}
+    slots = {slot.name for slot in optimizer_slots(part)}
     for group in _groups(part):
-        keys = {key for key in group if isinstance(key, str)} | {slot.name for slot in optimizer_slots(part)}
+        keys = slots | {key for key in group if isinstance(key, str)}
         name = next((name for name, wanted in _KINDS if wanted <= keys), "")
         if name == "Adam":
             decoupled = group.get("decoupled_weight_decay")
@@ -81,14 +81,8 @@ def _slot(name: str) -> str:
 
 def _groups(part: Part) -> Iterator[dict[object, object]]:
     """Yield the first param group of each optimizer state, wherever it is nested."""
-    todo: list[object] = [dict(part.values)]
-    for _ in range(_MAX_GROUPS):
-        if not todo:
-            return
-        value = todo.pop(0)
+    for value in nested(dict(part.values), skip="state"):
         items = attributes(value)
         groups = items.get("param_groups") if items else None
         if isinstance(groups, (list, tuple)) and groups and (first := as_mapping(groups[0])):
             yield dict(first)
-        elif not groups:
-            todo += [inner for key, inner in children(value) if key != "state"]

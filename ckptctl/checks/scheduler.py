@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptctl.values import as_mapping, children
+from ckptctl.values import as_mapping, nested
 
 if TYPE_CHECKING:
     from ckptctl.model import Part
@@ -23,23 +23,20 @@ _KINDS = (
     ("constant", "factor"),
     ("exponential", "gamma"),
 )
-_MAX_STATES = 100
+_MANY = 10**15
 
 
 def scheduler_summary(part: Part) -> str:
     """Return kind and position of each schedule in a few words: ``cosine, last_epoch 12,000``."""
     found: list[str] = []
-    todo: list[object] = [dict(part.values)]
-    for _ in range(_MAX_STATES):
-        if not todo:
-            break
-        value = todo.pop(0)
+    inside: set[int] = set()
+    for value in nested(dict(part.values)):
         items = as_mapping(value)
-        if items and "last_epoch" in items:
-            kind = next((kind for kind, key in _KINDS if key in items), "")
-            at = items["last_epoch"]
-            place = f"last_epoch {at:,}" if isinstance(at, int) else ""
-            found.append(", ".join(word for word in (kind, place) if word))
-        else:
-            todo += [inner for _, inner in children(value)]
+        if not items or "last_epoch" not in items or id(value) in inside:
+            continue
+        kind = next((kind for kind, key in _KINDS if key in items), "")
+        at = items["last_epoch"]
+        place = f"last_epoch {at:,}" if isinstance(at, int) and at < _MANY else ""
+        found.append(", ".join(word for word in (kind, place) if word))
+        inside.update(id(inner) for inner in nested(value))  # the schedules that this one is made of
     return "; ".join(dict.fromkeys(found))

@@ -136,7 +136,7 @@ def _named(uses: list[GlobalUse]) -> str:
 
 
 def _tensors(printer: Printer, tensors: tuple[TensorRow, ...]) -> None:
-    several = len({row.file for row in tensors}) > 1
+    several = len({row.file for row in tensors if row.file}) > 1
     rows = [("name", "dtype", "shape", "bytes", "offset", "file" if several else "", "")]
     rows += [
         (
@@ -158,7 +158,7 @@ def _remark(row: TensorRow) -> str:
         [
             f"this rank has {_shape(row.shard)}" if row.shard is not None else "",
             f"tied with {escape(row.tied, limit=60)}" if row.tied else "",
-            row.layout if row.layout != "strided" else "",
+            escape(row.layout, limit=60) if row.layout != "strided" else "",
         ]
     )
 
@@ -169,7 +169,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 def _values(printer: Printer, report: InspectReport) -> None:
     printer.line("values")
-    for text in value_rows(report.values or {}):
+    for text in value_rows(report.values.items if report.values else {}):
         printer.line(text)
 
 

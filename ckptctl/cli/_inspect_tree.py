@@ -93,14 +93,28 @@ def _push(todo: list[tuple[str, bool, str, object]], indent: str, items: list[tu
 
 def _told_apart(value: object) -> tuple[list[tuple[str, object]], int]:
     """Return what of a container is to be listed, and how many tensors are in it and in what is not."""
-    plain, tensors = [], 0
+    plain: list[tuple[str, object]] = []
+    tensors = 0
     for key, inner in children(value):
-        refs = [isinstance(child, TensorRef) for _, child in children(inner)]
-        if isinstance(inner, TensorRef) or (refs and all(refs)):
-            tensors += len(refs) or 1
+        if isinstance(inner, TensorRef):
+            tensors += 1
+        elif only := _only_tensors(inner):
+            tensors += only
         elif key != "_metadata":  # the versions of modules, which say nothing to a person
             plain.append((key, inner))
+        if len(plain) > _MOST_ROWS:
+            break
     return plain, tensors
+
+
+def _only_tensors(value: object) -> int:
+    """Return how many tensors a container holds if it holds nothing else, else 0."""
+    count = 0
+    for _, inner in children(value):
+        if not isinstance(inner, TensorRef):
+            return 0
+        count += 1
+    return count
 
 
 def _inline(value: object) -> str | None:
@@ -122,8 +136,9 @@ def _inline(value: object) -> str | None:
             return f"tensor {escape(name)}"
         case list() | tuple():
             return _inline_items(value)
-        case Described() if value.state is None and value.items is None:
-            return f"{escape(value.type, limit=80)}({', '.join(filter(None, map(_inline, value.args)))})"
+        case Described() if value.state is None and value.items is None and len(value.args) <= _MOST_INLINE:
+            texts = [None if isinstance(arg, Described) else _inline(arg) for arg in value.args]
+            return None if None in texts else f"{escape(value.type, limit=80)}({', '.join(filter(None, texts))})"
         case dict() if not value:
             return "{}"
     return None

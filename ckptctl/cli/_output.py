@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from ckptctl.values import Described, Elided, Span, TensorRef, as_json
+from ckptctl.cli._text import escape
+from ckptctl.values import State, as_json
 
 _ASCII = str.maketrans({"·": "|", "–": "-", "×": "x", "…": "...", "├": "|", "─": "-", "└": "`", "│": "|"})
 _GAP = "   "
@@ -30,6 +31,8 @@ class Printer:
     def line(self, text: str = "", *, style: str | None = None) -> None:
         """Print one line, coloured as a whole where there is a terminal."""
         text = text.translate(_ASCII) if self._ascii else text
+        if not text.isprintable():
+            text = escape(text, limit=len(text))
         if style and self.width:
             self._console.print(text, style=style)
         else:
@@ -92,27 +95,29 @@ def _lines(row: Sequence[str], widths: list[int], align: str, used: list[int]) -
 
 def _fitted(text: str, width: int, side: str) -> str:
     """Pad a cell, or cut it in its middle, where dotted names say least."""
-    from rich.cells import cell_len
+    from rich.cells import cell_len, set_cell_size
 
     length = cell_len(text)
     if length > width:
         half = max(width - 1, 2) // 2
-        text = text[: max(width - 1, 2) - half] + "…" + text[-half:]
-        length = width
+        start, end = set_cell_size(text, max(width - 1, 2) - half), set_cell_size(text[::-1], half)[::-1]
+        text = f"{start}…{end}"
+        length = cell_len(text)
     pad = " " * (width - length)
     return pad + text if side == ">" else text + pad
 
 
 def print_json(document: Mapping[str, object]) -> None:
     """Print one JSON document, in ASCII, without NaN."""
-    json.dump(document, sys.stdout, ensure_ascii=True, allow_nan=False, indent=2)
-    sys.stdout.write("\n")
+    sys.stdout.write(json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")) + "\n")
 
 
 def to_json(value: object) -> object:
     """Turn a report into what JSON has: the only place where that is decided."""
     match value:
-        case TensorRef() | Described() | Span() | Elided() | float() | bytes():
+        case State(items=items):
+            return as_json(dict(items))
+        case float():
             return as_json(value)
         case enum.Enum():
             return value.value

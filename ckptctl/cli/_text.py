@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _LIMIT = 200
+_LONG_NUMBER = 10**15
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 _COUNTS = ("", " k", " M", " G", " T", " P", " E")
 
@@ -28,7 +29,9 @@ def count(number: int) -> str:
 
 def number(value: float) -> str:
     """Return a plain number: thousands separated, floats to four digits."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < _LONG_NUMBER else escape(str(value), limit=24)
+    return f"{value:.4g}"
 
 
 def plural(amount: int, what: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, CorruptError, UnsafePickleError, UnsupportedError, counted
 from ckptctl.formats import _zip
-from ckptctl.formats._pickle import Storage, Unpickled, unpickle
+from ckptctl.formats._pickle import Storage, Unpickled, limits, unpickle
 from ckptctl.formats._pickle.levels import STORAGES
 from ckptctl.formats._pickle.records import Global
 from ckptctl.model import TensorInfo, dtype_of_torch
@@ -38,7 +38,7 @@ class _Expected:
         match value:
             case ("storage", Global() as kind, str(key), str(), int(numel)) if 0 <= numel < 1 << 48:
                 dtype = dtype_of_torch(STORAGES.get(kind.name, ""))
-                self.sizes[key] = length = numel * (dtype.bits if dtype else 8) // 8
+                self.sizes[key] = length = numel * (max(dtype.bits, 8) if dtype else 8) // 8
                 # The key stands in for the offset, so that pieces can be told apart afterwards.
                 nowhere = ByteRange(file=_Nowhere(key, self.source), offset=0, length=length)
                 return Storage(key, dtype, numel, nowhere)
@@ -74,7 +74,9 @@ def explain_cut(source: ByteRange, error: CkptctlError) -> CkptctlError:
         return error
     expected = _Expected(source)
     try:
-        found = unpickle(source.sub(first[1], source.length - first[1]), expected)
+        # The pickle is the first record and far shorter than the data behind it.
+        rest = min(source.length - first[1], limits.MAX_BYTES)
+        found = unpickle(source.sub(first[1], rest), expected)
     except UnsafePickleError as unsafe:
         return unsafe
     except CkptctlError:

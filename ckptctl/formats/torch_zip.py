@@ -79,7 +79,8 @@ class Archive:
         if not _KEY.fullmatch(key) or not 0 <= numel < _MAX_NUMEL:
             raise self._bad(f"a storage has the key {key[:80]!r} and {numel} elements")
         record = self.record(f"data/{key}")
-        needed = numel * (dtype.bits if dtype else 8) // 8
+        # Elements narrower than a byte are counted as the bytes that they share.
+        needed = numel * (max(dtype.bits, 8) if dtype else 8) // 8
         if record.length != needed:
             raise _zip.corrupt(self.source, f"record data/{key} has {record.length} bytes, its tensors need {needed}")
         return Storage(key, dtype, numel, record, swapped=self.swapped)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from ckptctl.model import Component, Contents, Part, TensorInfo
-from ckptctl.values import TensorRef, as_mapping, attributes, children, key_text
+from ckptctl.values import TensorRef, as_mapping, attributes, children, text_items
 
 _SUFFIX = r"(_?state)?(_?dicts?)?"
 _NAMED = (
@@ -21,23 +21,26 @@ _BY_NAME = tuple((component, re.compile(pattern)) for component, pattern in _NAM
 _RNG_KEYS = frozenset({"python", "numpy", "cpu", "cuda", "xla", "npu", "random_state", "numpy_random_seed",
                        "torch_manual_seed", "torch_cuda_manual_seed", "step"})  # fmt: skip
 _DATA_KEYS = frozenset({"_num_yielded", "dataset_state", "_sampler_iter_yielded"})
-_MOMENT = re.compile(r"(.*\.)?(max_)?(exp_avg(_sq)?|momentum_buffer)|(.*\.)?state\..*\.step")
+_MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
+_MAX_KEY = 64
 
 
 def split(contents: Contents) -> Mapping[Component, Part]:
     """Sort what a file holds into components, in the order of `Component`."""
     tensors, root = contents.tensors, attributes(contents.values)
     if contents.values is None:
+        if not tensors:
+            return {}
         owner = _of_prefixes(tensors)
         return _parts(owner, tensors, {}) if owner else _one(_of_tensor_names(tensors), tensors, {})
     if as_mapping(contents.values) is None:
         # An object, a list or a lone tensor: a module, or nothing that has components.
         keys = dict(children(contents.values))
         return _one(_of_shape(keys) or (Component.OTHER if tensors else Component.TRAINER), tensors, keys)
-    keys = {key_text(key): value for key, value in (root or {}).items()}
+    keys = dict(text_items(root or {}))
     if not keys:
         return {}
-    found = _of_root(keys)
+    found = _of_root(keys, tensors)
     if found:
         return _one(found, tensors, keys)
     keys = _unwrapped(keys)
@@ -50,7 +53,7 @@ def _unwrapped(keys: dict[str, object]) -> dict[str, object]:
     inner = as_mapping(keys[key]) if len(keys) == 1 else None
     if not inner or _of_name(key):
         return keys
-    return {f"{key}.{key_text(name)}": value for name, value in inner.items()}
+    return {f"{key}.{name}": value for name, value in text_items(inner)}
 
 
 def _one(component: Component, tensors: Mapping[str, TensorInfo], keys: Mapping[str, object]) -> dict[Component, Part]:
@@ -58,14 +61,17 @@ def _one(component: Component, tensors: Mapping[str, TensorInfo], keys: Mapping[
     return {component: Part(component=component, prefix="", tensors=tensors, values=values)}
 
 
-def _of_root(keys: Mapping[str, object]) -> Component | None:
+def _of_root(keys: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Component | None:
     """Return the one component that all of a file belongs to, if there is one."""
     shape = _of_shape(keys)
     if shape:
         return shape
-    tensors = sum(isinstance(value, TensorRef) for value in keys.values())
-    named = any(_of_name(key) for key, value in keys.items() if not isinstance(value, TensorRef))
-    return Component.MODEL if 2 * tensors > len(keys) and not named else None
+    if any(_of_name(key) for key, value in keys.items() if not isinstance(value, TensorRef)):
+        return None
+    count = sum(isinstance(value, TensorRef) for value in keys.values())
+    if 2 * count > len(keys):
+        return Component.MODEL
+    return Component.OPTIMIZER if _of_tensor_names(tensors) is Component.OPTIMIZER else None
 
 
 def _of_shape(value: object) -> Component | None:
@@ -85,8 +91,13 @@ def _of_shape(value: object) -> Component | None:
 
 def _of_tensor_names(tensors: Mapping[str, TensorInfo]) -> Component:
     names = list(tensors)
-    moments = sum(bool(_MOMENT.fullmatch(name)) for name in names)
+    moments = sum(_is_moment(name) for name in names)
     return Component.OPTIMIZER if names and 2 * moments > len(names) else Component.MODEL
+
+
+def _is_moment(name: str) -> bool:
+    outer, _, last = name.rpartition(".")
+    return last in _MOMENTS or (last == "step" and (outer.startswith("state.") or ".state." in outer))
 
 
 def _of_prefixes(tensors: Mapping[str, TensorInfo]) -> dict[str, Component]:
@@ -102,6 +113,8 @@ def _of_prefixes(tensors: Mapping[str, TensorInfo]) -> dict[str, Component]:
 
 def _of_name(key: str) -> Component | None:
     last = key.rpartition(".")[2].lower()
+    if len(last) > _MAX_KEY:
+        return None
     return next((component for component, pattern in _BY_NAME if pattern.fullmatch(last)), None)
 
 
@@ -147,11 +160,13 @@ class _Owners:
 
     def __init__(self, owner: Mapping[str, Component]) -> None:
         self._owner = owner
-        self._dotted: Iterable[str] = sorted((key for key in owner if "." in key), key=len, reverse=True)
+        self._dots = sorted({key.count(".") for key in owner}, reverse=True)
 
     def of(self, name: str) -> Component:
         """Return the component of a tensor."""
-        for key in self._dotted:
-            if name == key or name.startswith(f"{key}."):
-                return self._owner[key]
-        return self._owner.get(name.partition(".")[0].partition("#")[0], Component.OTHER)
+        parts = name.partition("#")[0].split(".", self._dots[0] + 1 if self._dots else 1)
+        for dots in self._dots:
+            found = self._owner.get(".".join(parts[: dots + 1]))
+            if found and len(parts) > dots:
+                return found
+        return Component.OTHER

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from ckptctl.model import Contents, Found
 from ckptctl.tensors import scalar
-from ckptctl.values import Described, TensorRef, as_mapping, key_text
+from ckptctl.values import Described, TensorRef, as_mapping, text_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+_MAX_KEY = 64
 _STEPS = ("global_step", "global_steps", "step", "steps", "iteration", "iter", "num_updates", "current_step")
 _EPOCHS = ("epoch", "epochs", "current_epoch")
 _BEST = re.compile(r"best_?(\w*)")
@@ -34,8 +35,9 @@ class Facts:
 
 def facts(path: Path, contents: Contents) -> Facts:
     """Look inside first, then at the string metadata, then at the name."""
-    root = {key_text(key): value for key, value in (as_mapping(contents.values) or {}).items()}
-    inside = {key: number for key, value in root.items() if (number := number_of(contents, value)) is not None}
+    root = dict(text_items(as_mapping(contents.values) or {}))
+    short = {key: value for key, value in root.items() if len(key) <= _MAX_KEY}
+    inside = {key: number for key, value in short.items() if (number := number_of(contents, value)) is not None}
     name = path.name.lower()
     return Facts(
         step=_known(_STEPS, inside, contents.metadata) or _in_name("step", _STEP_IN_NAME, name),
@@ -90,5 +92,6 @@ def _lightning(contents: Contents, root: Mapping[str, object]) -> Iterator[Found
             fields = as_mapping(state) or {}
             value = number_of(contents, fields.get("best_model_score"))
             if value is not None:
-                name = f"best {fields.get('monitor') or 'score'}"
-                yield Found(name=name, value=value, where="inside: callbacks.ModelCheckpoint")
+                monitor = fields.get("monitor")
+                name = monitor if isinstance(monitor, str) else "score"
+                yield Found(name=f"best {name}", value=value, where="inside: callbacks.ModelCheckpoint")

@@ -53,8 +53,8 @@ _TORCH_ONLY = {
     "QI8": (8, "qint8"),
     "QU8": (8, "quint8"),
     "QI32": (32, "qint32"),
-    "QU4X2": (8, "quint4x2"),
-    "QU2X4": (8, "quint2x4"),
+    "QU4X2": (4, "quint4x2"),
+    "QU2X4": (2, "quint2x4"),
     "F4X2": (8, "float4_e2m1fn_x2"),
 }
 

@@ -69,7 +69,8 @@ class _Builder:
     def number(self, node: _Node) -> int:
         """Give a node and all below it their numbers."""
         own = node.tensor
-        shape = (own.dtype.name, own.shape, own.layout, self._tied.get(own.name, "")) if own else None
+        tied = self._tied.get(own.name, "") if own else ""
+        shape = (own.dtype.name, own.shape, own.layout, own.nbytes, own.whole, tied) if own else None
         key = (shape, *((child, self.number(inner)) for child, inner in node.children.items()))
         node.number = self._numbers.setdefault(key, len(self._numbers))
         return node.number

@@ -154,10 +154,10 @@ def test_reads_hand_written_streams(stream, value):
 
 MALFORMED = [
     b"", b"\x80", b"\x80\x06.", b"(", b".", b"NN.", b"(N.", b"0.", b"1.", b"h\0.", b"j\0\0\0\0.", b"N\x86.", b"t.",
-    b"K", b"J\0\0", b"X\xff\xff\xff\xffa.", b"X\x02\0\0\0\xff\xff.", b"Ix\n.", b"I" + b"1" * 100 + b"\n.", b"Fx\n.",
+    b"K", b"J\0\0", b"X\xff\xff\xff\xffa.", b"X\x02\0\0\0\xff\xff.", b"Ix\n.", b"Fx\n.",
     b"L\n.", b"S'a\n.", b"S\n.", b"Sab\n.", b"S'\\x'\n.", b"V\\ud\n.", b"\x8a\xff\0.", b"\x8b\xff\xff\xff\xff.",
     b"\x8b\0\0\0\x7f.", b"\x95\xff\0\0\0\0\0\0\0.", b"\x97.", b"\x98.", b"\xff.", b"Na.", b"]NNs.", b"}(Nu.", b"NNb.",
-    b"K\x01K\x02\x93.", b"cos\nsystem", b"(o.", b"cos\nsystem\nNR.", b"g\n.", b"p", b"I" + b"1" * 2000,
+    b"K\x01K\x02\x93.", b"cos\nsystem", b"(o.", b"cos\nsystem\nNR.", b"g\n.", b"p", b"I123", b"\x82\0.",
     b"cbuiltins\nbytearray\n(K\x09tR.", b"c_codecs\nencode\n(X\x03\0\0\0\xe2\x82\xac" b"X\x06\0\0\0latin1tR.",
 ]  # fmt: skip
 
@@ -256,6 +256,8 @@ def test_depth_is_cut_and_said():
     [
         (b"\x80\x02" + b"N" * 1_400_000, "stack items"),
         (b"\x80\x02" + b"(" * 300_000, "open marks"),
+        (b"I" + b"1" * 100 + b"\n.", "100 digits"),
+        (b"I" + b"1" * 2000, "a line of text longer"),
     ],
 )
 def test_limits_are_refused_by_name(stream, what):

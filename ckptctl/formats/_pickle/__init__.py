@@ -46,7 +46,7 @@ def unpickle(source: ByteRange, storages: Storages) -> Unpickled:
         raise LimitError(f"{source.file.path}: the pickle is {source.length} bytes long (limit {limits.MAX_BYTES})")
     pickle = Machine(source).run()
     context = Context(source, storages, _TABLE)
-    tree = Tree(context, {str(use): use.level for use in pickle.globals})
+    tree = Tree(context, {(use.module, use.name): use.level for use in pickle.globals})
     try:
         context.run(pickle.calls)
         values = tree.build(pickle.root)

@@ -88,7 +88,9 @@ def _build(machine: Machine, i: int) -> int:
     state, target = machine.stack.pop(), machine.stack[-1]
     if not isinstance(target, Call):
         raise machine.malformed("a state is set on something that is no object", i)
-    target.state = [*(target.state or ()), state]
+    if target.state is None:
+        target.state = []
+    target.state.append(state)
     machine.calls.append(target)  # once more: its state is known only now
     return i + 1
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from ckptctl.formats._pickle import limits
 from ckptctl.formats._pickle.calls import call, marked
-from ckptctl.formats._pickle.records import Call, Token
+from ckptctl.formats._pickle.records import Call, Global, NodeToken
 from ckptctl.formats._pickle.strings import PUSH_BYTES8
 from ckptctl.formats._pickle.table import OPCODES, Handler, op
 
 if TYPE_CHECKING:
     from ckptctl.formats._pickle.machine import Machine
 
-_CHUNK = 4096
+_CHUNK = 512
 _PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
 
 
@@ -67,16 +67,25 @@ def _put_pairs(machine: Machine, i: int, target: object, items: list[object]) ->
         for key, value in zip(part[::2], part[1::2], strict=True):
             target[key if type(key) is str else plain_key(key)] = value
         if start:
-            machine.check_clock()
+            machine.clock.check()
 
 
 def plain_key(key: object) -> object:
-    """Return a dict key as it is if it is plain and small, else a token that equals nothing."""
+    """Return a dict key as it is if it is plain and small, else a token that equals nothing.
+
+    What is hashed must not recurse, nor collide at the will of whoever made the file: Python salts
+    the hashes of text and bytes only.
+    """
     if type(key) in _PLAIN_KEYS:
-        return key if type(key) is not int or key.bit_length() <= 64 else Token("large integer")
-    if type(key) is tuple and len(key) <= 16 and all(type(part) in _PLAIN_KEYS for part in key):
+        return key if type(key) is not int or key.bit_length() <= 64 else NodeToken("large integer", key)
+    if type(key) is tuple and len(key) <= 16 and all(_is_small(part) for part in key):
         return key
-    return Token(type(key).__name__.lower())
+    name = str(key.fn) if isinstance(key, Call) and isinstance(key.fn, Global) else type(key).__name__.lower()
+    return NodeToken(name, key)
+
+
+def _is_small(part: object) -> bool:
+    return type(part) in (str, bytes, bool, type(None)) or (type(part) is int and part.bit_length() <= 32)
 
 
 def _put_items(machine: Machine, i: int, target: object, items: list[object]) -> None:

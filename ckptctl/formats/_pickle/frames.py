@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.formats._pickle.containers import plain_key
-from ckptctl.formats._pickle.records import Call, Global
+from ckptctl.formats._pickle.records import Call, Global, NodeToken
 from ckptctl.model import Level
-from ckptctl.values import Described
+from ckptctl.values import Described, TensorRef, Token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,19 +18,20 @@ _SEQUENCES = frozenset({("builtins", "set"), ("builtins", "frozenset"), ("builti
                         ("collections", "deque")})  # fmt: skip
 
 Child = tuple[object, object]
+Levels = dict[tuple[str, str], Level]
 
 
 class Frame:
     """A list being rebuilt. `keys` and `done` grow together; `close` returns the finished value.
 
-    `size` is how many children there are; `named` how many tensors had a name when it was opened.
+    `path` is the name of what is in it, None at the root; `named` how many tensors had a name when it
+    was opened.
     """
 
-    __slots__ = ("children", "done", "keys", "named", "node", "path", "size")
+    __slots__ = ("children", "done", "keys", "named", "node", "path")
 
-    def __init__(self, node: object, path: str, children: Iterable[Child], size: int = 0) -> None:
+    def __init__(self, node: object, path: str | None, children: Iterable[Child]) -> None:
         self.node = node
-        self.size = size
         self.named = 0
         self.path = path
         self.children: Iterator[Child] = iter(children)
@@ -58,7 +60,21 @@ class DictFrame(Frame):
 
     def close(self) -> object:
         """Return the dict."""
-        return dict(zip(self.keys, self.done, strict=True))
+        return {_key(key): value for key, value in zip(self.keys, self.done, strict=True)}
+
+
+class TensorFrame(Frame):
+    """What hangs on a tensor, being rebuilt; the tensor itself has its name already."""
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, node: object, ref: TensorRef, children: Iterable[Child]) -> None:
+        super().__init__(node, ref.name, children)
+        self._ref = ref
+
+    def close(self) -> object:
+        """Return the reference, with the attributes of the tensor."""
+        return replace(self._ref, state=dict(zip(self.keys, self.done, strict=True)))
 
 
 class CallFrame(Frame):
@@ -66,7 +82,7 @@ class CallFrame(Frame):
 
     __slots__ = ("_counts", "_level", "_mapping", "_name", "_sequence")
 
-    def __init__(self, call: Call, path: str, levels: dict[str, Level]) -> None:
+    def __init__(self, call: Call, path: str | None, levels: Levels) -> None:
         args, items, pairs = _filled(call)
         attributes = list(call.attributes().items()) or [
             ("state", state) for state in call.state or () if state is not None and not _is_attributes(state)
@@ -74,16 +90,17 @@ class CallFrame(Frame):
         function = [] if isinstance(call.fn, Global) else [("function", call.fn)]
         self._counts = (len(args), len(items), len(pairs), len(attributes))
         self._name = "a computed function" if function else str(call.fn)
-        self._level = Level.DANGEROUS if function else levels.get(self._name, Level.KNOWN)
+        self._level = Level.DANGEROUS if function else levels.get(call.pair, Level.KNOWN)
         self._mapping = call.pair in _MAPPINGS or bool(pairs)
         self._sequence = call.pair in _SEQUENCES or bool(items)
-        children = [*enumerate(args), *enumerate(items), *pairs, *attributes, *function]
-        super().__init__(call, path, children, len(children))
+        super().__init__(call, path, [*enumerate(args), *enumerate(items), *pairs, *attributes, *function])
 
     def close(self) -> object:
         """Return the description."""
         args, items, pairs, attributes = self._parts()
-        filled: object = [value for _, value in items] if self._sequence else dict(pairs) if self._mapping else None
+        filled: object = [value for _, value in items] if self._sequence else None
+        if self._mapping and not self._sequence:
+            filled = {_key(key): value for key, value in pairs}
         return Described(
             type=self._name,
             level=self._level,
@@ -101,17 +118,32 @@ class CallFrame(Frame):
         return parts
 
 
-def open_frame(node: object, path: str, levels: dict[str, Level]) -> Frame:
+def open_frame(node: object, path: str | None, levels: Levels) -> Frame:
     """Begin to rebuild a container."""
     if isinstance(node, dict):
-        return DictFrame(node, path, node.items(), len(node))
+        return DictFrame(node, path, node.items())
     if isinstance(node, list):
-        return Frame(node, path, enumerate(node), len(node))
+        return Frame(node, path, enumerate(node))
     if isinstance(node, tuple):
-        return TupleFrame(node, path, enumerate(node), len(node))
+        return TupleFrame(node, path, enumerate(node))
     if isinstance(node, Call):
         return CallFrame(node, path, levels)
     raise TypeError(f"{type(node).__name__} is not something that the pickle machine makes")
+
+
+def size_of(node: object) -> int:
+    """Return how many children a container has, without opening it."""
+    if isinstance(node, Call):
+        return len(node.args) + len(node.items or ()) + len(node.pairs or ()) + len(node.state or ())
+    return len(node) if isinstance(node, (dict, list, tuple)) else 0
+
+
+def _key(key: object) -> object:
+    """Return a key as it is; a token becomes the bytes that it turned out to be, or loses its node."""
+    if not isinstance(key, NodeToken):
+        return key
+    node = key.node
+    return node.value if isinstance(node, Call) and isinstance(node.value, bytes) else Token(key.text)
 
 
 def _filled(call: Call) -> tuple[list[object], list[object], list[Child]]:

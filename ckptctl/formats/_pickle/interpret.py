@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, UnsupportedError
+from ckptctl.formats._pickle import limits
 from ckptctl.formats._pickle.records import Call, Global, PersistentId
 from ckptctl.formats._pickle.storages import Draft, Storage, Storages
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 Rebuild = Callable[["Context", tuple[object, ...], Call], object]
 Table = Mapping[tuple[str, str], Rebuild]
 
+_CHUNK = 1024
+
 
 class Context:
     """What the functions of the table need: the file, its storages, and the table itself."""
@@ -28,11 +31,14 @@ class Context:
         self.source = source
         self.storages = storages
         self.table = table
+        self.clock = limits.Clock(source)
 
     def run(self, calls: list[Call]) -> None:
         """Give every call that the table knows its value."""
         table = self.table
-        for call in calls:
+        for number, call in enumerate(calls):
+            if not number % _CHUNK:
+                self.clock.check()
             fn = call.fn
             rebuild = table.get(fn.pair) if type(fn) is Global else None
             if rebuild:
@@ -53,12 +59,28 @@ class Context:
             return node.value
         raise self.bad("a tensor is expected where there is something else")
 
+    def strided(self, node: object) -> Draft:
+        """Return the ordinary tensor, in one place, that a node stands for."""
+        draft = self.draft(node)
+        if draft.layout != "strided" or draft.storage is None:
+            raise self.bad("an ordinary tensor is expected where there is one of another kind")
+        return draft
+
     def ints(self, node: object) -> tuple[int, ...]:
-        """Return a tuple of integers: a size, or strides."""
+        """Return a few integers: strides, offsets."""
         value = value_of(node)
-        if isinstance(value, (tuple, list)) and all(type(item) is int for item in value):
+        if isinstance(value, (tuple, list)) and len(value) <= limits.MAX_DIMS and all(type(n) is int for n in value):
             return tuple(value)
-        raise self.bad("a size or stride is not made of integers")
+        raise self.bad("a size or stride is not made of a few integers")
+
+    def size(self, node: object) -> tuple[int, ...]:
+        """Return the shape that a node stands for: no negative size, fewer than 2**63 elements."""
+        shape, count = self.ints(node), 1
+        for length in shape:
+            count *= max(length, 1)
+            if length < 0 or count >= limits.MAX_NUMEL:
+                raise self.bad(f"a tensor has the impossible shape {shape}")
+        return shape
 
     def unknown(self, fn: object) -> UnsupportedError:
         """Return the error for a tensor that is made in a way that nobody has told us of."""

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import LimitError
+
+if TYPE_CHECKING:
+    from ckptctl.storage import ByteRange
+
 WINDOW = 1 << 18
 """Bytes of the stream held in memory at once."""
 MARGIN = 1 << 12
@@ -20,6 +28,12 @@ LONG_BYTES = 4096
 """Bytes longer than this stay in the file, as a `Span`."""
 LONG_TEXT = 1 << 16
 """Text longer than this (in bytes) stays in the file, as a `Span`."""
+MAX_DIMS = 64
+MAX_NUMEL = 1 << 63
+MAX_PATH = 1 << 16
+"""Characters in the name of a tensor."""
+MAX_NAMES = 16 << 20
+"""Characters in all names together, beyond a thousand for each tensor."""
 MAX_DEPTH = 256
 """Containers nested deeper than this are left out of the result."""
 MAX_REPEATS = 200_000
@@ -27,3 +41,16 @@ MAX_REPEATS = 200_000
 SECONDS = 8.0
 BYTES_A_SECOND = 100_000
 """Reading may take `SECONDS`, and a second more for each so many bytes: ten times what it needs."""
+
+
+class Clock:
+    """Gives up when reading takes far longer than so many bytes can need."""
+
+    def __init__(self, source: ByteRange) -> None:
+        self._path = source.file.path
+        self._deadline = time.monotonic() + SECONDS + source.length / BYTES_A_SECOND
+
+    def check(self) -> None:
+        """Raise a `LimitError` once time is up."""
+        if time.monotonic() > self._deadline:
+            raise LimitError(f"{self._path}: the pickle takes too long to read")

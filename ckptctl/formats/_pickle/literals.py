@@ -16,7 +16,9 @@ def line(machine: Machine, i: int) -> tuple[bytes, int]:
     """Return the text from index `i` up to a line end, and the index after it."""
     end = machine.buffer.find(b"\n", i, i + limits.MAX_LINE + 1)
     if end < 0:
-        raise machine.malformed(f"a line of text has no end within {limits.MAX_LINE} bytes", i)
+        if len(machine.buffer) - i > limits.MAX_LINE:
+            raise machine.limit(f"has a line of text longer than {limits.MAX_LINE} bytes")
+        raise machine.malformed("a line of text has no end", i)
     return machine.buffer[i:end], end + 1
 
 
@@ -41,7 +43,7 @@ def _packed(form: str) -> Handler:
 def number(machine: Machine, i: int, text: bytes, kind: type[int | float]) -> float:
     """Return a number written as decimal text."""
     if len(text) > limits.MAX_DIGITS:
-        raise machine.malformed(f"a number of {len(text)} digits (limit {limits.MAX_DIGITS})", i)
+        raise machine.limit(f"has a number of {len(text)} digits (limit {limits.MAX_DIGITS})")
     try:
         return kind(text)
     except ValueError:

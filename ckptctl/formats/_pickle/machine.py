@@ -8,7 +8,6 @@ imported or run. The frequent opcodes stand in one loop, the rest in `opcodes`.
 from __future__ import annotations
 
 import struct
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,7 @@ class Machine:
         self.buffer = b""
         self.base = 0
         self.end = -1
-        self._deadline = time.monotonic() + limits.SECONDS + source.length / limits.BYTES_A_SECOND
+        self.clock = limits.Clock(source)
 
     def run(self) -> Pickle:
         """Read up to and including STOP.
@@ -116,13 +115,8 @@ class Machine:
         ):
             if seen > most:
                 raise self.limit(f"needs {seen} {what} (limit {most})")
-        self.check_clock()
+        self.clock.check()
         return 0
-
-    def check_clock(self) -> None:
-        """Give up when reading takes far longer than so many bytes can need."""
-        if time.monotonic() > self._deadline:
-            raise self.limit("takes too long to read")
 
     def malformed(self, what: str, at: int) -> CorruptError:
         """Return the error for a broken stream, seen at index `at` of the window."""

@@ -86,28 +86,28 @@ def _array(context: Context, args: tuple[object, ...], call: Call) -> Draft | De
     state = call.state[0] if call.state else None
     if not isinstance(state, tuple) or len(state) != 5:
         return None
-    return _of_data(context, state[4], state[2], context.ints(state[1]), fortran=state[3] is True)
+    return _of_data(context, state[4], state[2], context.size(state[1]), fortran=state[3] is True)
 
 
 def _frombuffer(context: Context, args: tuple[object, ...], call: Call) -> Draft | Described | None:
     """buffer, dtype, shape, order ("C" or "F"), in pickles of protocol 5."""
     if len(args) != 4:
         return None
-    return _of_data(context, args[0], args[1], context.ints(args[2]), fortran=args[3] == "F")
+    return _of_data(context, args[0], args[1], context.size(args[2]), fortran=args[3] == "F")
 
 
 def _of_data(
     context: Context, data: object, dtype: object, shape: tuple[int, ...], *, fortran: bool
-) -> Draft | Described:
+) -> Draft | Described | None:
     spec, swapped = _dtype(dtype)
     kind = DTYPES.get(_DTYPES.get(spec, ""))
     data = value_of(data)
     if isinstance(data, Call) and data.args:
         data = value_of(data.args[0])  # a bytearray
+    if isinstance(data, list):
+        return None  # an array of objects, which may be anything: described like any other call
     if kind is None or not isinstance(data, (bytes, Span)):
-        return Described(
-            type="numpy.ndarray", args=(spec or "object", shape), items=data if type(data) is list else None
-        )
+        return Described(type="numpy.ndarray", args=(spec or "object", shape))
     return _draft(context, data, kind, shape, swapped=swapped, fortran=fortran)
 
 
@@ -121,7 +121,7 @@ def _draft(  # noqa: PLR0913  # all that an array is
     needed = draft.named("").numel * kind.bits // 8
     # A character of text that stands for a byte is one or two bytes long.
     fits = needed <= source.length <= 2 * needed if latin else source.length == needed
-    if any(size < 0 for size in shape) or not fits:
+    if not fits:
         raise context.bad(f"an array of shape {shape} has {source.length} bytes of data")
     encoding = Encoding.LATIN1 if latin else Encoding.RAW
     storage = Storage("array", kind, needed * 8 // kind.bits, source, swapped=swapped)

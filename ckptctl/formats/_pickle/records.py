@@ -13,7 +13,7 @@ from ckptctl.values import Span, Token
 if TYPE_CHECKING:
     from ckptctl.model import GlobalUse
 
-__all__ = ["Call", "Ext", "Global", "PersistentId", "Pickle", "Span", "Token"]
+__all__ = ["Call", "Ext", "Global", "NodeToken", "PersistentId", "Pickle", "Span"]
 
 
 class Global:
@@ -64,6 +64,16 @@ class Call:
                 if isinstance(part, dict):
                     found.update((key, value) for key, value in part.items() if isinstance(key, str))
         return found
+
+
+class NodeToken(Token):
+    """A key that could not be one, with the node that it was, which may turn out to be plain after all."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, text: str, node: object) -> None:
+        super().__init__(text)
+        self.node = node
 
 
 class PersistentId:

@@ -47,7 +47,7 @@ def local_block(
         dim = cuts[index][0]
         if dim is None:
             continue
-        step = math.ceil(sizes[dim] / mesh[index])
+        step = -(-sizes[dim] // mesh[index])
         start = min(step * place[index], sizes[dim])
         offsets[dim] += start
         sizes[dim] = min(step, sizes[dim] - start)
@@ -68,7 +68,11 @@ def _dtensor(context: Context, dtype: DType, state: object) -> Draft:
     meta = _fields_of_meta(spec.get("tensor_meta"))
     if not meta:
         raise context.bad("a DTensor does not say its full shape")
-    shape = context.ints(meta[0])
+    shape = context.size(meta[0])
+    if local.layout != "strided" or local.storage is None:
+        # A tensor whose shard is of a kind of its own, such as one quantized by a library: named, not placed.
+        inner = {"_local_tensor": fields["_local_tensor"]}
+        return Draft(dtype, shape, layout="subclass", type="torch.distributed.tensor.DTensor", state=inner)
     mesh, place = _mesh(context, spec.get("mesh"))
     placements = spec.get("placements")
     cuts = [_cut(context, node, len(shape)) for node in placements] if isinstance(placements, tuple) else []
@@ -112,7 +116,7 @@ def _mesh(context: Context, node: object) -> tuple[tuple[int, ...], tuple[int, .
     if place is None:
         raise context.bad("a DTensor does not say its place in the device mesh")
     found = context.ints(place)
-    if any(not 0 <= at < size for at, size in zip(found, shape, strict=False)):
+    if any(size < 1 for size in shape) or any(not 0 <= at < size for at, size in zip(found, shape, strict=False)):
         raise context.bad(f"a DTensor lies at {found} in a mesh of {shape}")
     return shape, found
 
@@ -122,14 +126,14 @@ def _sharded_tensor(context: Context, dtype: DType, state: object) -> Draft:
     fields = _attributes(metadata)
     if not isinstance(shards, list) or "size" not in fields:
         raise context.bad("a ShardedTensor does not say its shards or its full size")
-    shape = context.ints(fields["size"])
+    shape = context.size(fields["size"])
     blocks = tuple(_block(context, shard, shape) for shard in shards)
     return Draft(dtype, shape, blocks=blocks, type=f"{_SHARDED}.ShardedTensor")
 
 
 def _block(context: Context, shard: object, shape: tuple[int, ...]) -> Draft:
     fields = _attributes(shard)
-    local, place = context.draft(fields.get("tensor")), _attributes(fields.get("metadata"))
+    local, place = context.strided(fields.get("tensor")), _attributes(fields.get("metadata"))
     at, sizes = context.ints(place.get("shard_offsets")), context.ints(place.get("shard_sizes"))
     fits = len(at) == len(sizes) == len(shape) and all(
         a >= 0 and a + n <= whole for a, n, whole in zip(at, sizes, shape, strict=True)

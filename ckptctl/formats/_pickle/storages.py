@@ -83,7 +83,7 @@ class Draft:
         strides = None if self.strides == contiguous_strides(self.shape) else self.strides
         width = self.dtype.bits
         span = extent(self.shape, self.strides)
-        start, length = self.offset * width // 8, span * width // 8
+        start, length = self.offset * width // 8, -(-span * width // 8)
         storage.spans.add((start, start + length))
         encoding = self.encoding
         if storage.swapped and width > 8:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from ckptctl.formats._pickle import limits
 from ckptctl.formats._pickle.interpret import Context, Rebuild, value_of
 from ckptctl.formats._pickle.records import Call, Global
 from ckptctl.formats._pickle.sharded import rebuild_sharded, sharded_kind
 from ckptctl.formats._pickle.storages import Draft, Storage, extent
 from ckptctl.model import DTYPES, DType, Encoding, contiguous_strides, dtype_of_torch
 
-_MAX_DIMS = 64
-_MAX_TERM = 1 << 63
+_SCHEMES = frozenset(
+    {
+        "per_tensor_affine",
+        "per_tensor_symmetric",
+        "per_channel_affine",
+        "per_channel_symmetric",
+        "per_channel_affine_float_qparams",
+    }
+)
 
 
 def _tensor_v2(context: Context, args: tuple[object, ...], call: Call) -> Draft:
@@ -33,12 +41,9 @@ def _tensor_v3(context: Context, args: tuple[object, ...], call: Call) -> Draft:
 
 def _view(context: Context, storage: Storage, dtype: DType, args: tuple[object, ...]) -> Draft:
     """Check a view against its storage, in integers that cannot wrap."""
-    offset, size, strides = args[1], context.ints(args[2]), context.ints(args[3])
-    if type(offset) is not int or offset < 0 or len(size) != len(strides) or len(size) > _MAX_DIMS:
-        raise context.bad(f"a view of storage {storage.key} has an impossible offset, size or stride")
-    numbers = (*size, *strides, 0)
-    if min(numbers) < 0 or max(numbers) >= _MAX_TERM:
-        raise context.bad(f"a view of storage {storage.key} has size {size} and stride {strides}")
+    offset, size, strides = args[1], context.size(args[2]), context.ints(args[3])
+    if type(offset) is not int or offset < 0 or len(size) != len(strides) or (strides and min(strides) < 0):
+        raise context.bad(f"a view of storage {storage.key} has an impossible offset or stride")
     numel = storage.range.length * 8 // dtype.bits
     span = extent(size, strides)
     if span and offset + span > numel:
@@ -92,29 +97,36 @@ def _from_type(context: Context, args: tuple[object, ...], call: Call) -> object
     inner: tuple[object, ...] = args[2]
     if sharded_kind(kind):
         return rebuild_sharded(context, kind, _wrapper(context, inner, call).dtype, state)
-    rebuild = context.table.get(function.pair) if isinstance(function, Global) else None
+    # A function that again rebuilds by type could nest without end, and none of torch does.
+    plain = isinstance(function, Global) and function.module in _REBUILDERS
+    rebuild = context.table.get(function.pair) if plain and isinstance(function, Global) else None
     made = rebuild(context, inner, call) if rebuild else None
-    return made.like(type=str(kind), state=state) if isinstance(made, Draft) else None
+    if made is None:
+        raise context.unknown(function)
+    # What a jagged tensor is made of stands in its parts already, and in its state once more.
+    own = made.layout != "jagged" if isinstance(made, Draft) else False
+    return made.like(type=str(kind), state=state if own else None) if isinstance(made, Draft) else None
 
 
 def _wrapper(context: Context, args: tuple[object, ...], call: Call) -> Draft:
     """class, dtype, size, ...: a subclass that keeps its data in its state."""
     if len(args) < 3:
         raise context.bad("a wrapper subclass lacks its dtype or size")
-    return Draft(_dtype(context, args[1]), context.ints(args[2]), layout="subclass")
+    return Draft(_dtype(context, args[1]), context.size(args[2]), layout="subclass")
 
 
 def _sparse(context: Context, args: tuple[object, ...], call: Call) -> Draft:
     """layout, (indices..., values, size[, coalesced])."""
-    layout = str(value_of(args[0])).removeprefix("torch.") if args else ""
+    named = value_of(args[0]) if args else None
+    layout = named.removeprefix("torch.") if isinstance(named, str) else ""
     names = {"sparse_coo": ("indices",), "sparse_csr": ("crow_indices", "col_indices"),
              "sparse_csc": ("ccol_indices", "row_indices"), "sparse_bsr": ("crow_indices", "col_indices"),
              "sparse_bsc": ("ccol_indices", "row_indices")}.get(layout)  # fmt: skip
     data = args[1] if len(args) == 2 else None
     if not names or not isinstance(data, tuple) or len(data) < len(names) + 2:
         raise context.bad("a sparse tensor is rebuilt from arguments that torch does not write")
-    parts = {name: context.draft(node) for name, node in zip((*names, "values"), data, strict=False)}
-    return Draft(parts["values"].dtype, context.ints(data[len(names) + 1]), layout=layout, parts=parts)
+    parts = {name: context.strided(node) for name, node in zip((*names, "values"), data, strict=False)}
+    return Draft(parts["values"].dtype, context.size(data[len(names) + 1]), layout=layout, parts=parts)
 
 
 def _quantized(context: Context, args: tuple[object, ...], call: Call) -> Draft:
@@ -123,13 +135,15 @@ def _quantized(context: Context, args: tuple[object, ...], call: Call) -> Draft:
         raise context.bad("a quantized tensor lacks its scheme")
     storage = context.storage(args[0])
     draft = _view(context, storage, storage.dtype or DTYPES["QU8"], args[:4])
-    scheme = args[4][0].name if args[4] and isinstance(args[4][0], Global) else "unknown scheme"
-    return draft.like(layout=f"quantized {scheme}", state=args[4])
+    scheme = args[4][0].name if args[4] and isinstance(args[4][0], Global) else ""
+    if scheme not in _SCHEMES:
+        raise context.bad("a quantized tensor has an unknown scheme")
+    return draft.like(layout=f"quantized {scheme}")
 
 
 def _nested(context: Context, args: tuple[object, ...], call: Call) -> Draft:
     """buffer, sizes, strides, offsets: rows of different lengths, one after another."""
-    parts = {name: context.draft(node) for name, node in zip(("values", "sizes", "strides"), args, strict=False)}
+    parts = {name: context.strided(node) for name, node in zip(("values", "sizes", "strides"), args, strict=False)}
     if "values" not in parts:
         raise context.bad("a nested tensor has no values")
     return Draft(parts["values"].dtype, parts["values"].shape, layout="nested", parts=parts)
@@ -138,9 +152,10 @@ def _nested(context: Context, args: tuple[object, ...], call: Call) -> Draft:
 def _jagged(context: Context, args: tuple[object, ...], call: Call) -> Draft:
     """One dict of values, offsets and more."""
     given = args[0] if args else None
-    if not isinstance(given, dict) or "values" not in given:
+    if not isinstance(given, dict) or given.get("values") is None:
         raise context.bad("a jagged tensor has no values")
-    parts = {key: context.draft(given[key]) for key in ("values", "offsets", "lengths") if given.get(key) is not None}
+    names = [key for key in ("values", "offsets", "lengths") if given.get(key) is not None]
+    parts = {key: context.strided(given[key]) for key in names}
     return Draft(parts["values"].dtype, parts["values"].shape, layout="jagged", parts=parts)
 
 
@@ -157,7 +172,8 @@ def _from_data(context: Context, args: tuple[object, ...], call: Call) -> Draft:
 def _size(context: Context, args: tuple[object, ...], call: Call) -> tuple[int, ...] | None:
     """A `torch.Size` is only needed as a tuple; as a value of its own it stays a call."""
     value = args[0] if len(args) == 1 else None
-    return value if isinstance(value, tuple) and all(type(item) is int for item in value) else None
+    few = isinstance(value, tuple) and len(value) <= limits.MAX_DIMS
+    return value if few and isinstance(value, tuple) and all(type(item) is int for item in value) else None
 
 
 def _layout(context: Context, args: tuple[object, ...], call: Call) -> str | None:
@@ -172,6 +188,7 @@ def of_storage(storage: Storage) -> Draft:
     return Draft(dtype, shape, storage, 0, contiguous_strides(shape), type=kind)
 
 
+_REBUILDERS = frozenset({"torch._utils", "torch.nested._internal.nested_tensor"})
 _UTILS: dict[str, Rebuild] = {
     "_rebuild_tensor": _tensor_v2,
     "_rebuild_tensor_v2": _tensor_v2,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptctl.errors import LimitError
 from ckptctl.formats._pickle import limits
-from ckptctl.formats._pickle.frames import Frame, open_frame
+from ckptctl.formats._pickle.frames import Frame, Levels, TensorFrame, open_frame, size_of
 from ckptctl.formats._pickle.records import Call, Ext, Global, PersistentId
 from ckptctl.formats._pickle.storages import Draft
 from ckptctl.formats._pickle.torch_objects import of_storage
@@ -26,7 +27,7 @@ _ROOT = "tensor"
 class Tree:
     """Builds values and tensors; afterwards `tensors` has them by name, `elided` what was left out."""
 
-    def __init__(self, context: Context, levels: dict[str, Level]) -> None:
+    def __init__(self, context: Context, levels: Levels) -> None:
         self.tensors: dict[str, TensorInfo] = {}
         self.elided: dict[str, None] = {}
         self._context = context
@@ -35,10 +36,12 @@ class Tree:
         self._closed: dict[int, tuple[object, bool]] = {}
         self._budget = limits.MAX_REPEATS
         self._named = 0
+        self._letters = 0
+        self._again: dict[str, int] = {}
 
     def build(self, root: object) -> object:
         """Return the values under `root`."""
-        frames = [Frame(None, "", [("", root)])]
+        frames = [Frame(None, None, [(None, root)])]
         while True:
             frame = frames[-1]
             inner = self._advance(frame, len(frames))
@@ -60,29 +63,36 @@ class Tree:
             if type(child) in _ATOMS:
                 frame.done.append(child)
                 continue
-            text = key if isinstance(key, str) else key_text(key)
-            path = f"{frame.path}.{text}" if frame.path else text
-            made = self._made(child, path, depth)
+            made = self._made(child, self._path(frame.path, key, depth), depth)
             if isinstance(made, Frame):
                 return made
             frame.done.append(made)
         return None
 
-    def _made(self, node: object, path: str, depth: int) -> object:
+    def _path(self, path: str | None, key: object, depth: int) -> str | None:
+        if depth == 1:
+            return None
+        text = key if isinstance(key, str) else key_text(key)
+        full = text if path is None else f"{path}.{text}"
+        if len(full) > limits.MAX_PATH:
+            raise self._limit(f"names something by {len(full)} characters")
+        return full
+
+    def _made(self, node: object, path: str | None, depth: int) -> object:
         """Return what a node becomes, or the frame in which it will."""
         if isinstance(node, Call) and isinstance(node.value, (Draft, bytes, Span, Described)):
             node = node.value
         if isinstance(node, Draft):
-            return self._tensor(node, path)
+            return self._tensor(node, path, depth)
         if isinstance(node, PersistentId):
-            return self._tensor(of_storage(self._context.storage(node)), path)
+            return self._tensor(of_storage(self._context.storage(node)), path, depth)
         if isinstance(node, Global):
-            return Described(type="type", level=self._levels.get(str(node), Level.KNOWN), args=(str(node),))
+            return Described(type="type", level=self._levels.get(node.pair, Level.KNOWN), args=(str(node),))
         if isinstance(node, Ext):
             return Described(type=f"copyreg.extension {node.code}", level=Level.DANGEROUS)
         return node if isinstance(node, _ATOMS) else self._enter(node, path, depth)
 
-    def _enter(self, node: object, path: str, depth: int) -> object:
+    def _enter(self, node: object, path: str | None, depth: int) -> object:
         number = id(node)
         if number in self._open:
             return self._elide("it refers to itself")
@@ -91,31 +101,58 @@ class Tree:
         value, has_tensors = self._closed.get(number, (None, True))
         if not has_tensors:
             return value
-        frame = open_frame(node, path, self._levels)
-        if number in self._closed:
-            self._budget -= 1 + frame.size
-            if self._budget < 0:
-                self._named += 1
-                self._elide("repeated too often to be named at each place")
-                return value
+        if number in self._closed and not self._afford(1 + size_of(node)):
+            return value
+        return self._opened(open_frame(node, path, self._levels), number)
+
+    def _opened(self, frame: Frame, number: int) -> Frame:
+        self._context.clock.check()
         frame.named = self._named
         self._open.add(number)
         return frame
 
-    def _tensor(self, draft: Draft, path: str) -> TensorRef:
-        name = path or _ROOT
-        if name in self.tensors:
-            number = 2
-            while f"{name}#{number}" in self.tensors:
-                number += 1
-            name = f"{name}#{number}"
+    def _afford(self, cost: int) -> bool:
+        """Pay for naming a shared structure once more, if the budget allows."""
+        self._budget -= cost
+        if self._budget >= 0:
+            return True
         self._named += 1
+        self._elide("repeated too often to be named at each place")
+        return False
+
+    def _tensor(self, draft: Draft, path: str | None, depth: int) -> object:
+        name = self._unique(_ROOT if path is None else path)
+        self._named += 1
+        self._letters += len(name)
+        if self._letters > limits.MAX_NAMES + 1000 * len(self.tensors):
+            raise self._limit(f"has names of {self._letters} characters in all")
         self.tensors[name] = draft.named(name)
-        # Attributes of a tensor are kept where they are plain; what else hangs on it is not listed.
-        state = draft.state if isinstance(draft.state, dict) else {}
-        plain = {key: value for key, value in state.items() if isinstance(value, _ATOMS)}
-        return TensorRef(name=name, type=draft.type, requires_grad=draft.requires_grad, state=plain or None)
+        ref = TensorRef(name=name, type=draft.type, requires_grad=draft.requires_grad)
+        attributes = _attributes(draft.state)
+        if not attributes:
+            return ref
+        if id(draft) in self._open or depth >= limits.MAX_DEPTH:
+            return self._elide("it refers to itself" if id(draft) in self._open else "nested too deep")
+        return self._opened(TensorFrame(draft, ref, attributes.items()), id(draft))
+
+    def _unique(self, name: str) -> str:
+        """Tell apart two tensors to which the same keys lead."""
+        found = name
+        while found in self.tensors:
+            self._again[name] = number = self._again.get(name, 1) + 1
+            found = f"{name}#{number}"
+        return found
 
     def _elide(self, why: str) -> Elided:
         self.elided[why] = None
         return Elided(why)
+
+    def _limit(self, what: str) -> LimitError:
+        return LimitError(f"{self._context.source.file.path}: the pickle {what}")
+
+
+def _attributes(state: object) -> dict[str, object]:
+    """Return the attributes in a state: a dict, or the pair of one and of slots."""
+    holder = Call("", None, ())
+    holder.state = [state]
+    return holder.attributes()

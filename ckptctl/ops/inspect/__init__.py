@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+from ckptctl.values import State
+
 __all__ = ["ComponentRow", "InspectReport", "Selection", "TensorRow", "inspect"]
 
 
@@ -114,8 +116,17 @@ def _parameters(model: Part | None) -> int:
 
 def _globals(checkpoint: Checkpoint) -> tuple[GlobalUse, ...]:
     """Return the globals of all files, each once, the least trusted first."""
-    every = {str(use): use for contents in checkpoint.files for use in contents.globals}
     order = ("dangerous", "foreign", "inert", "known")
+    every: dict[tuple[str, str], GlobalUse] = {}
+    for use in (use for contents in checkpoint.files for use in contents.globals):
+        known = every.setdefault((use.module, use.name), use)
+        if known is not use:
+            every[use.module, use.name] = replace(
+                min(known, use, key=lambda one: order.index(one.level.value)),
+                calls=known.calls + use.calls,
+                count=known.count + use.count,
+                opcodes=tuple(dict.fromkeys((*known.opcodes, *use.opcodes))),
+            )
     return tuple(sorted(every.values(), key=lambda use: (order.index(use.level.value), str(use))))
 
 
@@ -134,8 +145,8 @@ def _modules(part: Part, first_of: Mapping[str, str]) -> tuple[Module, ...]:
     return modules
 
 
-def _values(parts: Mapping[Component, Part]) -> Mapping[str, object]:
-    return {key: value for part in parts.values() for key, value in part.values.items()}
+def _values(parts: Mapping[Component, Part]) -> State:
+    return State({key: value for part in parts.values() for key, value in part.values.items()})
 
 
 def _regions(checkpoint: Checkpoint) -> tuple[Region, ...]:

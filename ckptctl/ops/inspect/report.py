@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from ckptctl.checks import Slot
     from ckptctl.model import Component, Finding, Found, GlobalUse, Module, Region
+    from ckptctl.values import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,5 +93,5 @@ class InspectReport:
     module_component: Component | None
     selected: int | None = None
     tensor_list: tuple[TensorRow, ...] | None = None
-    values: Mapping[str, object] | None = field(default=None)
+    values: State | None = None
     regions: tuple[Region, ...] | None = None

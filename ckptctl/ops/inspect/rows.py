@@ -17,8 +17,9 @@ def tied_groups(tensors: Iterable[TensorInfo]) -> tuple[tuple[str, ...], ...]:
     """Return the groups of names that are the same bytes read in the same way."""
     by_place: dict[tuple[int, int], list[TensorInfo]] = {}
     for tensor in tensors:
-        if tensor.pieces and tensor.nbytes:
-            place = tensor.pieces[0].range
+        pieces = tensor.pieces or (tensor.parts[0].pieces if tensor.parts else ())
+        if pieces and tensor.nbytes:
+            place = pieces[0].range
             by_place.setdefault((id(place.file), place.offset), []).append(tensor)
     groups: list[tuple[str, ...]] = []
     for near in by_place.values():
