@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
     from ckptctl.storage import ByteRange
 
-MAPPING_TYPES = frozenset(
-    {"collections.OrderedDict", "collections.defaultdict", "collections.Counter", "builtins.dict"}
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRef:

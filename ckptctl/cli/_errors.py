@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -65,10 +66,14 @@ def _unexpected(error: Exception, *, as_json: bool) -> None:
 
 
 def _show(slug: str, message: str, hint: str | None, *, as_json: bool) -> None:
+    message = " ".join(message.splitlines())
+    message = message if len(message) <= _LIMIT else message[: _LIMIT - 1] + "…"
     if as_json:
         document = {"error": {"slug": slug, "message": message, "hint": hint}}
-        print(json.dumps(document, ensure_ascii=True), file=sys.stderr)
-        return
-    print(f"ckptctl: {escape(' '.join(message.splitlines()), limit=_LIMIT)}", file=sys.stderr)
-    if hint:
-        print(f"  hint: {escape(hint, limit=_LIMIT)}", file=sys.stderr)
+        lines = [json.dumps(document, ensure_ascii=True)]
+    else:
+        lines = [f"ckptctl: {escape(message, limit=_LIMIT)}"]
+        lines += [f"  hint: {escape(hint, limit=_LIMIT)}"] if hint else []
+    # Where nobody can be told, the exit status still tells.
+    with contextlib.suppress(OSError):
+        print(*lines, sep="\n", file=sys.stderr, flush=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,9 +51,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A listing builds up to millions of small objects and frees them at exit; collecting in between
     # finds nothing and takes a third of the time.
     gc.disable()
+    _prepare_streams()
+    return guarded(lambda: _run(given), as_json="--json" in given)
+
+
+def _prepare_streams() -> None:
+    """Let no name be unprintable, and no stream be missing: a file would get the number of a closed one."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+            setattr(sys, name, Path(os.devnull).open("w" if descriptor else "r", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    return guarded(lambda: _run(given), as_json="--json" in given)
 
 
 def _run(arguments: list[str]) -> int | None:

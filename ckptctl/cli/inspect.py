@@ -76,7 +76,8 @@ def run(
                 printer.line()
             _inspect_text.show(printer, report, depth=depth, brief=brief)
 
-    status = guarded_each([partial(one, path) for path in paths], as_json=json)
-    if json and not quiet:
-        print_json({"schema": "ckptctl.inspect/1", "checkpoints": documents})
-    return status
+    def finish() -> None:
+        if json and not quiet:
+            print_json({"schema": "ckptctl.inspect/1", "checkpoints": documents})
+
+    return guarded_each([*(partial(one, path) for path in paths), finish], as_json=json)

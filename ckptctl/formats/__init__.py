@@ -8,13 +8,14 @@ from ckptctl.errors import UnknownFormatError
 from ckptctl.formats import safetensors, torch_zip
 from ckptctl.formats._foreign import explain
 from ckptctl.formats._format import Format
+from ckptctl.formats._json import Pairs as JsonPairs
 from ckptctl.formats._json import parse as parse_json
 
 if TYPE_CHECKING:
     from ckptctl.model import Contents
     from ckptctl.storage import ByteRange
 
-__all__ = ["FORMATS", "Format", "detect", "format_named", "parse_json", "read"]
+__all__ = ["FORMATS", "Format", "JsonPairs", "detect", "format_named", "parse_json", "read"]
 
 FORMATS: tuple[Format, ...] = (safetensors.FORMAT, torch_zip.FORMAT)
 

@@ -117,9 +117,9 @@ def _named(source: ByteRange, head: bytes) -> CkptctlError | None:
             f"{source.file.path}: a tar archive, the torch format of before 2017 or a pack of files",
             hint="unpack it with tar, or load and save it again with the torch that wrote it",
         )
-    inside = _zip.names(source) if head.startswith(b"PK") else b""
+    inside = _zip.mentions(source, *(part for part, _ in _ZIPPED)) if head.startswith(b"PK") else b""
     for part, name in _ZIPPED:
-        if part in inside:
+        if part == inside:
             return UnsupportedError(f"{source.file.path}: {name}; this version does not read it")
     for magic, name in _NAMED:
         if head.startswith(magic):

@@ -64,15 +64,18 @@ def parse(raw: bytes, *, where: str, hook: Hook = Pairs) -> object:
 
 
 def depth(value: object) -> int:
-    """Return how deep a parsed value is nested, itself included."""
+    """Return how many lists and objects are nested in a parsed value, itself included."""
     deepest, todo = 0, [(value, 1)]
     while todo:
         value, level = todo.pop()
-        deepest = max(deepest, level)
         if isinstance(value, Pairs):
-            todo += [(inner, level + 1) for _, inner in value]
+            inside = [inner for _, inner in value]
         elif isinstance(value, (list, tuple)):
-            todo += [(inner, level + 1) for inner in value]
+            inside = list(value)
+        else:
+            continue
+        deepest = max(deepest, level)
+        todo += [(inner, level + 1) for inner in inside]
     return deepest
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FIELDS = ("dtype", "shape", "data_offsets")
+_PLACES = ("begin", "end")
+_MOST_SIZES = 8
 _U64 = 1 << 64
 _STORABLE = {name: dtype for name, dtype in DTYPES.items() if dtype.storable}
 
@@ -66,37 +68,53 @@ def normal_entry(where: str, name: str, value: object, warnings: list[tuple[str,
     return Entry(_dtype_name(fields["dtype"], name, warnings), fields["shape"], fields["data_offsets"])
 
 
-def span_of(path: Path, name: str, entry: Entry) -> Span:
-    """Check an entry: types, ranges, and that its bytes are as many as its shape needs.
+def fields_of(path: Path, name: str, entry: Entry) -> tuple[DType, list[int], tuple[int, int]]:
+    """Check the types of the fields of an entry.
 
     Raises
     ------
     CorruptError
-        One of these does not hold.
+        The dtype is unknown, or sizes or positions are no unsigned 64-bit integers.
     """
     dtype_name, shape, offsets = entry
     dtype = _STORABLE.get(dtype_name) if type(dtype_name) is str else None
     if dtype is None:
-        raise CorruptError(f"{path}: tensor {name} has the unknown dtype {dtype_name!r}")
+        seen = dtype_name[:40] if isinstance(dtype_name, str) else "something that is no name"
+        raise CorruptError(f"{path}: tensor {name} has the unknown dtype {seen}")
     if type(shape) is not list or not all(_is_u64(size) for size in shape):
         raise CorruptError(f"{path}: tensor {name} has a shape that is not a list of sizes")
-    if type(offsets) is not list or len(offsets) != 2 or not all(_is_u64(offset) for offset in offsets):
+    if type(offsets) is not list or len(offsets) != len(_PLACES) or not all(_is_u64(offset) for offset in offsets):
         raise CorruptError(f"{path}: tensor {name} has data_offsets that are not two positions")
-    begin, end = offsets
-    bits = dtype.bits
-    count = 1
+    return dtype, shape, (offsets[0], offsets[1])
+
+
+def span_of(path: Path, name: str, entry: Entry) -> Span:
+    """Check an entry whole: that its bytes are as many as its shape needs, too.
+
+    Raises
+    ------
+    CorruptError
+        Something about it does not hold.
+    """
+    dtype, shape, (begin, end) = fields_of(path, name, entry)
+    bits, count = dtype.bits, 1
     for size in shape:
         count *= size
         if count >= _U64:
-            raise CorruptError(f"{path}: the shape {shape} of tensor {name} overflows")
+            break
     if count * bits >= _U64:
-        raise CorruptError(f"{path}: the shape {shape} of tensor {name} overflows")
+        raise CorruptError(f"{path}: the shape of tensor {name}, {_shape(shape)}, overflows")
     if end < begin or (end - begin) * 8 != count * bits:
         raise CorruptError(
-            f"{path}: tensor {name} {shape} of {dtype_name} needs {count * bits / 8:g} bytes, "
+            f"{path}: tensor {name}, {dtype} {_shape(shape)}, needs {count * bits / 8:g} bytes, "
             f"its data_offsets span {end - begin}"
         )
     return Span(dtype, tuple(shape), begin, end)
+
+
+def _shape(shape: list[int]) -> str:
+    more = ", …" if len(shape) > _MOST_SIZES else ""
+    return f"[{', '.join(map(str, shape[:_MOST_SIZES]))}{more}]"
 
 
 def _is_u64(value: object) -> bool:

@@ -42,6 +42,8 @@ _HAS_DESCRIPTOR = 0x0008
 _ALLOWED_FLAGS = 0x0808  # a data descriptor follows; names are UTF-8
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _MAX_ENTRIES = 1_000_000
+_MAX_DIRECTORY = 128 << 20
+_CHUNK = 1 << 20
 _MAX_NAME = 1024
 
 
@@ -74,13 +76,30 @@ class Directory:
     end: int
 
 
-def names(source: ByteRange) -> bytes:
-    """Return the raw directory, to search for names in; empty if there is none to be found."""
+def mentions(source: ByteRange, *words: bytes) -> bytes:
+    """Return the first of `words` that occurs in the raw directory; empty if none does, or there is none."""
     try:
         start, end, _ = _find_directory(source)
-    except CorruptError:
+    except (CorruptError, LimitError):
         return b""
-    return source.read(start, end - start)
+    overlap = max(map(len, words)) - 1
+    for at in range(start, end, _CHUNK):
+        part = source.read(at, min(_CHUNK + overlap, end - at))
+        for word in words:
+            if word in part:
+                return word
+    return b""
+
+
+def has_directory(source: ByteRange) -> bool:
+    """Whether the end records are there and point at a directory."""
+    try:
+        _find_directory(source)
+    except CorruptError:
+        return False
+    except LimitError:
+        return True
+    return True
 
 
 def first_name(source: ByteRange) -> bytes:
@@ -134,6 +153,8 @@ def _find_directory(source: ByteRange) -> tuple[int, int, int]:
         raise corrupt(source, f"{count} entries cannot fit in a directory of {size} bytes")
     if count > _MAX_ENTRIES:
         raise LimitError(f"{source.file.path}: {count} entries in one archive (limit {_MAX_ENTRIES})")
+    if size > _MAX_DIRECTORY:
+        raise LimitError(f"{source.file.path}: an archive's directory of {size} bytes (limit {_MAX_DIRECTORY})")
     return start, end, count
 
 

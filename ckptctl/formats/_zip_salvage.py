@@ -60,7 +60,7 @@ class _Nowhere:
 
 def explain_cut(source: ByteRange, error: CkptctlError) -> CkptctlError:
     """Return an error that says where a file was cut and what is lost, or `error` if it was not."""
-    if _zip.names(source):
+    if _zip.has_directory(source):
         return error
     start = max(0, source.length - _TAIL)
     end = source.read(start, source.length - start).rfind(b"PK\x05\x06")

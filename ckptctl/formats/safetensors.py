@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CorruptError, LimitError, counted
 from ckptctl.formats import _json
 from ckptctl.formats._format import Format
-from ckptctl.formats._safetensors_entries import Entry, entry_hook, normal_entry, span_of
+from ckptctl.formats._safetensors_entries import Entry, entry_hook, fields_of, normal_entry, span_of
 from ckptctl.model import Aspect, Contents, Finding, Piece, Region, Severity, TensorInfo
 from ckptctl.storage import ByteRange
 
@@ -21,14 +21,33 @@ if TYPE_CHECKING:
 _LENGTH = 8
 _MAX_HEADER = 100_000_000
 _METADATA = "__metadata__"
+_SUFFIX = ".safetensors"
+_SPACE = b" \t\n\r"
+_CHUNK = 1 << 16
+_MANY_BRACKETS = 100_000
 _HINT = "copy or download it again; a checksum from its source would show the damage"
 
 
 def accepts(source: ByteRange) -> bool:
     """Whether it begins with a length and what could be a JSON object of that length."""
-    head = source.head(_LENGTH + 64)
+    head = source.head(_LENGTH + 1)
     length = int.from_bytes(head[:_LENGTH], "little")
-    return 0 < length <= _MAX_HEADER and head[_LENGTH:].lstrip(b" \t\n\r").startswith(b"{")
+    if len(head) <= _LENGTH or not 0 < length <= _MAX_HEADER:
+        return False
+    if head[_LENGTH:] == b"{":
+        return True
+    inside = _LENGTH + length <= source.length
+    # The name decides only whose message is given for a header that no reader would take.
+    return inside and (source.file.path.name.endswith(_SUFFIX) or _begins_with_brace(source.sub(_LENGTH, length)))
+
+
+def _begins_with_brace(header: ByteRange) -> bool:
+    """Whether nothing but white space comes before the first brace; the reference allows any amount."""
+    for start in range(0, header.length, _CHUNK):
+        part = header.read(start, min(_CHUNK, header.length - start)).lstrip(_SPACE)
+        if part:
+            return part.startswith(b"{")
+    return False
 
 
 def read(source: ByteRange) -> Contents:
@@ -38,6 +57,8 @@ def read(source: ByteRange) -> Contents:
     warnings: list[tuple[str, str]] = []
     if header[:1] != b"{":
         warnings.append(("leading-space", "white space before the header's first brace"))
+    if header.count(b"[") > 64 * header.count(b"data_offsets") + _MANY_BRACKETS:
+        raise LimitError(f"{where} holds more lists than its tensors can need")
     members = _json.parse(header, where=where, hook=entry_hook)
     if type(members) is Entry:  # three tensors that are called like the fields of an entry
         members = _json.Pairs(zip(("dtype", "shape", "data_offsets"), members, strict=True))
@@ -48,9 +69,11 @@ def read(source: ByteRange) -> Contents:
     for name, value in members:
         if name == _METADATA:
             continue
+        entry = value if type(value) is Entry else normal_entry(where, name, value, warnings)
         if name in entries:
             warnings.append(("duplicate-name", f"the name {name} occurs twice; the last one counts"))
-        entries[name] = value if type(value) is Entry else normal_entry(where, name, value, warnings)
+            fields_of(source.file.path, name, entries[name])  # must hold all the same
+        entries[name] = entry
     tensors = dict(_tensors(source, _LENGTH + len(header), entries))
     return Contents(
         format=FORMAT.name,
@@ -65,7 +88,7 @@ def account(contents: Contents) -> tuple[Region, ...]:
     """Return what each byte of the file is for."""
     source = contents.range
     header = _header(source)
-    text = header.rstrip(b" \t\n\r")
+    text = header.rstrip(_SPACE)
     regions = [
         Region(offset=0, length=_LENGTH, kind="header", what="length of the header"),
         Region(offset=_LENGTH, length=len(text), kind="header", what="names, dtypes, shapes, metadata"),
@@ -162,5 +185,5 @@ FORMAT = Format(
     accepts=accepts,
     read=read,
     account=account,
-    claims=(".safetensors",),
+    claims=(_SUFFIX,),
 )

@@ -97,7 +97,7 @@ def accepts(source: ByteRange) -> bool:
     if source.head(4) != _zip.LOCAL_MAGIC:
         return False
     first = _zip.first_name(source)
-    return first.endswith((b"/data.pkl", b"/data/0")) or b"/data.pkl" in _zip.names(source)
+    return first.endswith((b"/data.pkl", b"/data/0")) or bool(_zip.mentions(source, b"/data.pkl"))
 
 
 def read(source: ByteRange) -> Contents:

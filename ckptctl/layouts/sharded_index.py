@@ -38,8 +38,9 @@ def open_(seen: Scan) -> Checkpoint:
     wanted: dict[str, list[str]] = {}
     for tensor, shard in weight_map.items():
         wanted.setdefault(shard, []).append(tensor)
-    missing = [shard for shard in wanted if shard not in seen.names]
-    files = tuple(_read_shards(path.parent, [shard for shard in sorted(wanted) if shard not in missing]))
+    there = set(seen.names)
+    missing = [shard for shard in wanted if shard not in there]
+    files = tuple(_read_shards(path.parent, sorted(wanted.keys() & there)))
     tensors = _joined(path, weight_map, files)
     findings = [
         *_about_missing(path, wanted, missing),
@@ -75,21 +76,22 @@ def _read_index(path: Path) -> tuple[Mapping[str, str], object]:
         raise LimitError(f"{path}: an index of {file.size} bytes (limit {_MAX_INDEX})")
     document = formats.parse_json(file.range().read(), where=f"{path}: the index")
     file.release()
-    fields = dict(document) if isinstance(document, list) else {}
+    fields = dict(document) if isinstance(document, formats.JsonPairs) else {}
     entries = fields.get("weight_map")
-    if not isinstance(entries, list) or not all(isinstance(entry, tuple) for entry in entries):
+    if not isinstance(entries, formats.JsonPairs):
         raise CorruptError(f"{path}: the index has no weight_map of tensor names to file names")
     weight_map: dict[str, str] = {}
     for tensor, shard in entries:
         if not isinstance(shard, str) or not _is_plain(shard):
+            named = shard[:_MAX_NAME] if isinstance(shard, str) else "something"
             raise CorruptError(
-                f"{path}: the index places {tensor} in {shard!r}, which is no name of a file beside it",
+                f"{path}: the index places {tensor} in {named!r}, which is no name of a file beside it",
                 hint="names that lead out of the directory are never followed",
             )
         if weight_map.setdefault(tensor, shard) != shard:
             raise CorruptError(f"{path}: the index places {tensor} in two shards")
     metadata = fields.get("metadata")
-    return weight_map, dict(metadata).get("total_size") if isinstance(metadata, list) else None
+    return weight_map, dict(metadata).get("total_size") if isinstance(metadata, formats.JsonPairs) else None
 
 
 def _is_plain(name: str) -> bool:
@@ -144,14 +146,16 @@ def _about_others(
         (n, c.range.file.path.name) for c in files for n in c.tensors if weight_map.get(n) != c.range.file.path.name
     ]
     doubled = [(name, shard) for name, shard in unlisted if name in weight_map]
+    left_out = [(name, shard) for name, shard in unlisted if name not in weight_map]
     if doubled:
         name, shard = doubled[0]
         what = f"{counted(len(doubled), 'tensor')} in more than one shard (the first is {name}, also in {shard})"
         yield _finding(Severity.ERROR, "duplicate-tensor", path, what)
-    if len(unlisted) > len(doubled):
-        name, shard = next(pair for pair in unlisted if pair not in doubled)
-        rest = len(unlisted) - len(doubled)
-        what = f"{counted(rest, 'tensor')} in the shards but not in the index (the first is {name}, in {shard})"
+    if left_out:
+        name, shard = left_out[0]
+        what = (
+            f"{counted(len(left_out), 'tensor')} in the shards but not in the index (the first is {name}, in {shard})"
+        )
         yield _finding(Severity.WARNING, "unlisted-tensor", path, what)
     if len(_index_of(seen)) > 1:
         what = f"there are {len(_index_of(seen))} indexes; this is {path.name}"

@@ -20,7 +20,7 @@ def test_a_training_checkpoint_at_a_glance(ckptctl, corpus, monkeypatch):
         ckptctl("inspect", "train_dict.pt").out
         == """\
 train_dict.pt   torch zip · 27.2 kB · 39 tensors · 238 parameters
-step 1,200 (inside: step) · epoch 3 (inside: epoch) · best val_loss 0.4375 · loss 1.743
+step 1,200 (inside: step) · epoch 3 (inside: epoch) · best val_loss 0.4375 (inside: best_val_loss) · loss 1.743 (inside: loss)
 
 component   tensors   parameters    bytes   dtypes
 model            10          238    956 B   I64 F32   under model_state_dict

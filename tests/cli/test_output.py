@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,8 @@ from hypothesis import strategies as st
 
 from ckptctl.cli._output import columns, to_json, wrapped
 from ckptctl.cli._text import count, escape, number, plural, size
+from ckptctl.model import Level
+from ckptctl.values import State
 from tests.samples import CORPUS, HERE
 
 
@@ -92,9 +96,15 @@ def test_counts_and_numbers():
 
 
 def test_json_knows_every_kind_of_value():
-    assert to_json({"a": (1, b"\xff", float("inf"), None, {"b"} and 2)}) == {
-        "a": [1, {"$bytes": 1, "hex": "ff"}, {"$float": "inf"}, None, 2]
-    }
+    loop: list[object] = []
+    loop.append(loop)
+    state = State({"a": (1, b"\xff", float("inf"), None), 1: {1: "int", "1": "text"}, "deep": loop})
+    document = json.dumps(to_json({"values": state, "path": Path("x"), "level": Level.KNOWN}))
+    assert json.loads(document)["level"] == "known"
+    values = json.loads(document)["values"]
+    assert values["a"] == [1, {"$bytes": 1, "hex": "ff"}, {"$float": "inf"}, None]
+    assert values["1"] == {"1": "int", "1#2": "text"}
+    assert '{"$elided": "nested too deeply"}' in document
 
 
 def on_a_terminal(width: int, *arguments: object) -> str:

@@ -87,6 +87,17 @@ HEADERS = {
     "name escaped": b'{"\\u0077\\n\\ud83d\\ude00":%s}' % E1,
     "name twice": b'{"w":%s,"w":%s}' % (E1, E1),
     "name twice, escaped": b'{"w":%s,"\\u0077":%s}' % (E1, E1),
+    "name twice, the first of an unknown dtype": b'{"w":{"dtype":"XX","shape":[2],"data_offsets":[0,8]},"w":%s}' % E1,
+    "name twice, the first of another size": b'{"w":{"dtype":"F32","shape":[99],"data_offsets":[0,8]},"w":%s}' % E1,
+    "name twice, the first at nonsense": b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[9,3]},"w":%s}' % E1,
+    "382 spaces before": b" " * 382 + b'{"w":%s}' % E1,
+    "100,000 spaces before": b" " * 100_000 + b'{"w":%s}' % E1,
+    "unknown field of 124 objects and a number": b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":%s1%s}}'
+    % (b'{"a":' * 124, b"}" * 124),
+    "unknown field of 125 objects and a number": b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":%s1%s}}'
+    % (b'{"a":' * 125, b"}" * 125),
+    "unknown field of 126 objects and a number": b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":%s1%s}}'
+    % (b'{"a":' * 126, b"}" * 126),
     "half a surrogate": b'{"\\ud83d":%s}' % E1,
     "halves in the wrong order": b'{"\\ude00\\ud83d":%s}' % E1,
     "escaped backslash before u": b'{"\\\\ud83d":%s}' % E1,

@@ -372,5 +372,89 @@ def test_every_flipped_bit_of_a_pickle_without_checksum(tmp_path, bit):
     assert differing > 0 or bit == 7
 
 
+class Wrapped(torch.Tensor):
+    """A subclass that keeps its data in another tensor, as libraries for quantized weights do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, (4, 4), dtype=torch.float32)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def test_tensors_that_hang_on_tensors_are_listed(tmp_path):
+    weight = torch.ones(1000)
+    weight.extra = torch.ones(4000)
+    weight.note = "plain"
+    torch.save({"t": weight, "w": Wrapped(torch.ones(16, dtype=torch.int8))}, tmp_path / "x.pt")
+    contents = read(tmp_path / "x.pt")
+    shapes = {name: (tensor.shape, tensor.layout) for name, tensor in contents.tensors.items()}
+    assert shapes["t"] == ((1000,), "strided")
+    assert shapes["t.extra"] == ((4000,), "strided")
+    assert shapes["w"] == ((4, 4), "subclass")
+    assert shapes["w.inner"] == ((16,), "strided")
+    assert contents.values["t"].state["note"] == "plain"
+    assert [finding.slug for finding in contents.findings] == []
+
+
+def test_tensors_in_an_array_of_objects_are_listed(tmp_path):
+    import numpy as np
+
+    torch.save({"a": np.array([torch.ones(3), {"b": 1}, None], dtype=object)}, tmp_path / "x.pt")
+    assert [tensor.shape for tensor in read(tmp_path / "x.pt").tensors.values()] == [(3,)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.quint4x2, torch.quint2x4])
+def test_two_or_four_quantized_values_in_a_byte(tmp_path, dtype):
+    scale, zero = torch.full((3,), 0.1), torch.zeros(3)
+    torch.save({"q": torch.quantize_per_channel(torch.rand(3, 7), scale, zero, 0, dtype)}, tmp_path / "x.pt")
+    tensor = read(tmp_path / "x.pt").tensors["q"]
+    assert (tensor.dtype.torch, tensor.shape) == (str(dtype).removeprefix("torch."), (3, 7))
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_keys_of_every_kind_keep_their_names(tmp_path, protocol):
+    one = torch.ones(1)
+    tree = {
+        1: one,
+        "1": one,
+        "": {"w": one},
+        "w": one,
+        b"raw": one,
+        (1, "x"): one,
+        None: one,
+        2.5: one,
+        "a": {1: "int", "1": "text"},
+    }
+    torch.save(tree, tmp_path / "x.pt", pickle_protocol=protocol)
+    contents = read(tmp_path / "x.pt")
+    assert list(contents.tensors) == ["1", "1#2", ".w", "w", "raw", "(1, 'x')", "None", "2.5"]
+    assert list(contents.values) == list(tree)
+
+
+def test_a_shard_of_a_kind_of_its_own_is_named(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        local = torch.empty(2, 3, device="meta")
+        torch.save({"d": DTensor.from_local(local, mesh, [Shard(0)], run_check=False)}, tmp_path / "x.pt")
+    finally:
+        dist.destroy_process_group()
+    tensors = read(tmp_path / "x.pt").tensors
+    assert (tensors["d"].shape, tensors["d"].layout) == ((4, 3), "subclass")
+    assert tensors["d._local_tensor"].layout == "meta"
+
+
 def test_the_stub_module_is_not_left_behind():
     assert "stub_pickle" not in sys.modules

@@ -60,7 +60,7 @@ class DictFrame(Frame):
 
     def close(self) -> object:
         """Return the dict."""
-        return {_key(key): value for key, value in zip(self.keys, self.done, strict=True)}
+        return {resolved_key(key): value for key, value in zip(self.keys, self.done, strict=True)}
 
 
 class TensorFrame(Frame):
@@ -100,7 +100,7 @@ class CallFrame(Frame):
         args, items, pairs, attributes = self._parts()
         filled: object = [value for _, value in items] if self._sequence else None
         if self._mapping and not self._sequence:
-            filled = {_key(key): value for key, value in pairs}
+            filled = {resolved_key(key): value for key, value in pairs}
         return Described(
             type=self._name,
             level=self._level,
@@ -138,7 +138,7 @@ def size_of(node: object) -> int:
     return len(node) if isinstance(node, (dict, list, tuple)) else 0
 
 
-def _key(key: object) -> object:
+def resolved_key(key: object) -> object:
     """Return a key as it is; a token becomes the bytes that it turned out to be, or loses its node."""
     if not isinstance(key, NodeToken):
         return key

@@ -89,23 +89,21 @@ def _parameter(context: Context, args: tuple[object, ...], call: Call) -> Draft:
     return context.draft(args[0]).like(type="torch.nn.Parameter", requires_grad=args[1] is True, state=state)
 
 
-def _from_type(context: Context, args: tuple[object, ...], call: Call) -> object:
+def _from_type(context: Context, args: tuple[object, ...], call: Call) -> Draft:
     """function, type, arguments, state: a tensor with attributes, or of a subclass."""
     if len(args) != 4 or not isinstance(args[2], tuple):
         raise context.bad("a tensor of another type is rebuilt from arguments that torch does not write")
     function, kind, _, state = args
-    inner: tuple[object, ...] = args[2]
-    if sharded_kind(kind):
-        return rebuild_sharded(context, kind, _wrapper(context, inner, call).dtype, state)
     # A function that again rebuilds by type could nest without end, and none of torch does.
     plain = isinstance(function, Global) and function.module in _REBUILDERS
     rebuild = context.table.get(function.pair) if plain and isinstance(function, Global) else None
-    made = rebuild(context, inner, call) if rebuild else None
-    if made is None:
+    made = rebuild(context, args[2], call) if rebuild else None
+    if not isinstance(made, Draft):
         raise context.unknown(function)
+    if sharded_kind(kind):
+        return rebuild_sharded(context, kind, made.dtype, state)
     # What a jagged tensor is made of stands in its parts already, and in its state once more.
-    own = made.layout != "jagged" if isinstance(made, Draft) else False
-    return made.like(type=str(kind), state=state if own else None) if isinstance(made, Draft) else None
+    return made.like(type=str(kind), state=None if made.layout == "jagged" else state)
 
 
 def _wrapper(context: Context, args: tuple[object, ...], call: Call) -> Draft:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import LimitError
 from ckptctl.formats._pickle import limits
-from ckptctl.formats._pickle.frames import Frame, Levels, TensorFrame, open_frame, size_of
+from ckptctl.formats._pickle.frames import Frame, Levels, TensorFrame, open_frame, resolved_key, size_of
 from ckptctl.formats._pickle.records import Call, Ext, Global, PersistentId
 from ckptctl.formats._pickle.storages import Draft
 from ckptctl.formats._pickle.torch_objects import of_storage
@@ -72,7 +72,7 @@ class Tree:
     def _path(self, path: str | None, key: object, depth: int) -> str | None:
         if depth == 1:
             return None
-        text = key if isinstance(key, str) else key_text(key)
+        text = key if isinstance(key, str) else key_text(resolved_key(key))
         full = text if path is None else f"{path}.{text}"
         if len(full) > limits.MAX_PATH:
             raise self._limit(f"names something by {len(full)} characters")
