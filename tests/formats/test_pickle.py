@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ckptctl.errors import CkptctlError, CorruptError, LimitError, UnsafePickleError
 from ckptctl.formats._pickle import limits, unpickle
+from ckptctl.formats._pickle.loop import record
 from ckptctl.formats._pickle.machine import Machine
 from ckptctl.formats._pickle.opcodes import OPCODES
 from ckptctl.formats._pickle.table import unknown as _unknown
@@ -212,7 +213,7 @@ LEVELS = {
 
 @pytest.mark.parametrize(("name", "level"), LEVELS.items(), ids=[".".join(name) for name in LEVELS])
 def test_judges_globals_by_their_exact_names(name, level):
-    (use,) = Machine(source(g(*name) + b"(tR.")).run().globals
+    (use,) = record(source(g(*name) + b"(tR.")).globals
     assert use.level is level
 
 

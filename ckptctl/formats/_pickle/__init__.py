@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CkptctlError, LimitError
 from ckptctl.formats._pickle import limits
 from ckptctl.formats._pickle.interpret import Context
-from ckptctl.formats._pickle.machine import Machine, outranked
+from ckptctl.formats._pickle.loop import outranked, record
 from ckptctl.formats._pickle.python_objects import PYTHON
 from ckptctl.formats._pickle.storages import Storage, Storages
 from ckptctl.formats._pickle.torch_objects import TORCH
@@ -44,7 +44,7 @@ def unpickle(source: ByteRange, storages: Storages) -> Unpickled:
     """
     if source.length > limits.MAX_BYTES:
         raise LimitError(f"{source.file.path}: the pickle is {source.length} bytes long (limit {limits.MAX_BYTES})")
-    pickle = Machine(source).run()
+    pickle = record(source)
     context = Context(source, storages, _TABLE)
     tree = Tree(context, {(use.module, use.name): use.level for use in pickle.globals})
     try:
