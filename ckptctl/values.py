@@ -79,6 +79,12 @@ def as_mapping(value: object) -> Mapping[object, object] | None:
     return None
 
 
+def is_module(value: object) -> bool:
+    """Whether a described object is a whole ``torch.nn.Module``, or a module of TorchScript."""
+    state = value.state if isinstance(value, Described) else None
+    return isinstance(state, dict) and isinstance(state.get("training"), bool)
+
+
 def attributes(value: object) -> Mapping[object, object] | None:
     """Return the items of a mapping, or else the attributes of a described object."""
     items = as_mapping(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
-from ckptctl.formats import safetensors, torch_zip
+from ckptctl.formats import plain_pickle, safetensors, torch_legacy, torch_script, torch_zip
 from ckptctl.formats._foreign import explain
 from ckptctl.formats._format import Format
 from ckptctl.formats._json import Pairs as JsonPairs
@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "Format", "JsonPairs", "detect", "format_named", "parse_json", "read"]
 
-FORMATS: tuple[Format, ...] = (safetensors.FORMAT, torch_zip.FORMAT)
+FORMATS: tuple[Format, ...] = (
+    safetensors.FORMAT,
+    torch_zip.FORMAT,
+    torch_script.FORMAT,
+    torch_legacy.FORMAT,
+    plain_pickle.FORMAT,
+)
 
 
 def detect(source: ByteRange) -> Format:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _HEAD = 4096
 _CHUNK = 1 << 20
-_LEGACY_TORCH = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 _LINE_ENDS = str.maketrans("\t\n\r", "   ")
 _AGAIN = "download it again and look at what the server answers"
 
@@ -28,7 +27,6 @@ _PACKED = (
     (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
 )
 _NAMED = (
-    (_LEGACY_TORCH, "a torch file of before the zip format (torch 1.5, or the zip switched off)"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file, such as Keras writes"),
     (b"GGUF", "a GGUF file of llama.cpp"),
     (b"PYTORCH1", "a torch file of Caffe2 times"),
@@ -124,8 +122,6 @@ def _named(source: ByteRange, head: bytes) -> CkptctlError | None:
     for magic, name in _NAMED:
         if head.startswith(magic):
             return UnsupportedError(f"{source.file.path}: {name}; this version does not read it")
-    if head[:1] == b"\x80" and head[1:2] <= b"\x05":
-        return UnsupportedError(f"{source.file.path}: a plain pickle; this version does not read it")
     if _is_text(head):
         return UnknownFormatError(f"{source.file.path}: text, not a checkpoint")
     return None

@@ -15,36 +15,45 @@ if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
 
 _FEW_BYTES = 1024
+Note = tuple[Severity, str, str]
 
 
 def findings(
     source: ByteRange, found: Unpickled, storages: Sequence[Storage], members: Iterable[Member]
 ) -> tuple[Finding, ...]:
-    """Return everything worth a note, in words."""
-    where = source.file.path.name
+    """Return everything worth a note about an archive, in words."""
     records = {m.name.partition("/")[2]: m for m in members}
-    notes = [
-        *_unused(storages),
-        *_never_written(records, storages),
-        *_shards(found),
-        *((Severity.WARNING, "left-out", f"a part of the values is left out: {why}") for why in found.elided),
-    ]
-    trailing = records["data.pkl"].size - found.length
-    if trailing:
-        notes.append((Severity.WARNING, "trailing-bytes", f"data.pkl goes on for {trailing} bytes after its end"))
-    wanted = {f"data/{storage.key}" for storage in storages}
-    orphans = [member for name, member in records.items() if name.startswith("data/") and name not in wanted]
-    if orphans:
-        size = sum(m.size for m in orphans)
-        notes.append(
-            (Severity.WARNING, "unused-records", f"{len(orphans)} storages ({size} bytes) belong to no tensor")
-        )
-    if not any(m.crc for m in records.values()):
-        notes.append((Severity.NOTE, "no-checksums", "saved without checksums: damage to the data cannot be seen"))
+    return (
+        *notes_on_tensors(source, found, storages),
+        *_as_findings(source, [*_never_written(records, storages), *_about_records(records, found, storages)]),
+    )
+
+
+def notes_on_tensors(source: ByteRange, found: Unpickled, storages: Sequence[Storage]) -> tuple[Finding, ...]:
+    """Return what is worth a note about the tensors and values of any torch file."""
+    left_out = [(Severity.WARNING, "left-out", f"a part of the values is left out: {why}") for why in found.elided]
+    return _as_findings(source, [*_unused(storages), *_shards(found), *left_out])
+
+
+def _as_findings(source: ByteRange, notes: Iterable[Note]) -> tuple[Finding, ...]:
+    where = source.file.path.name
     return tuple(
         Finding(aspect=Aspect.STRUCTURE, severity=severity, slug=slug, where=where, message=message)
         for severity, slug, message in notes
     )
+
+
+def _about_records(records: dict[str, Member], found: Unpickled, storages: Sequence[Storage]) -> Iterable[Note]:
+    trailing = records["data.pkl"].size - found.length
+    if trailing:
+        yield Severity.WARNING, "trailing-bytes", f"data.pkl goes on for {trailing} bytes after its end"
+    wanted = {f"data/{storage.key}" for storage in storages}
+    orphans = [member for name, member in records.items() if name.startswith("data/") and name not in wanted]
+    if orphans:
+        size = sum(m.size for m in orphans)
+        yield Severity.WARNING, "unused-records", f"{len(orphans)} storages ({size} bytes) belong to no tensor"
+    if not any(m.crc for m in records.values()):
+        yield Severity.NOTE, "no-checksums", "saved without checksums: damage to the data cannot be seen"
 
 
 def used(storage: Storage) -> int:
@@ -54,9 +63,6 @@ def used(storage: Storage) -> int:
         total += max(0, end - max(start, reached))
         reached = max(reached, end)
     return total
-
-
-Note = tuple[Severity, str, str]
 
 
 def _unused(storages: Sequence[Storage]) -> Iterable[Note]:

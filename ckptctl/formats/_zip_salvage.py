@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CkptctlError, CorruptError, UnsafePickleError, UnsupportedError, counted
 from ckptctl.formats import _zip
 from ckptctl.formats._pickle import Storage, Unpickled, limits, unpickle
-from ckptctl.formats._pickle.levels import STORAGES
 from ckptctl.formats._pickle.records import Global
-from ckptctl.model import TensorInfo, dtype_of_torch
+from ckptctl.formats._torch_archive import dtype_of_storage, width
 from ckptctl.storage import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ckptctl.model import TensorInfo
 
 _TAIL = 1 << 16
 _END_RECORD = 22
@@ -37,8 +38,8 @@ class _Expected:
         """Return a storage of the right size that lies nowhere."""
         match value:
             case ("storage", Global() as kind, str(key), str(), int(numel)) if 0 <= numel < 1 << 48:
-                dtype = dtype_of_torch(STORAGES.get(kind.name, ""))
-                self.sizes[key] = length = numel * (max(dtype.bits, 8) if dtype else 8) // 8
+                dtype = dtype_of_storage(self.source.file.path, kind)
+                self.sizes[key] = length = numel * width(dtype)
                 # The key stands in for the offset, so that pieces can be told apart afterwards.
                 nowhere = ByteRange(file=_Nowhere(key, self.source), offset=0, length=length)
                 return Storage(key, dtype, numel, nowhere)

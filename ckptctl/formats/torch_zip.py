@@ -5,97 +5,28 @@ https://docs.pytorch.org/docs/stable/notes/serialization.html; read off files of
 
 from __future__ import annotations
 
-import re
-import zlib
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CorruptError, UnsupportedError
+from ckptctl.errors import CorruptError
 from ckptctl.formats import _zip
 from ckptctl.formats._format import Format
-from ckptctl.formats._pickle import Storage, unpickle
-from ckptctl.formats._pickle.levels import STORAGES
-from ckptctl.formats._pickle.records import Global
+from ckptctl.formats._pickle import unpickle
+from ckptctl.formats._torch_archive import Archive
 from ckptctl.formats._torch_findings import findings
 from ckptctl.formats._zip_regions import account
 from ckptctl.formats._zip_salvage import explain_cut
-from ckptctl.model import Contents, dtype_of_torch
+from ckptctl.model import Contents
 
 if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
-
-_KEY = re.compile(r"[0-9A-Za-z_.-]{1,64}")
-_MAX_NUMEL = 1 << 48
-_CHUNK = 1 << 20
-_UNTYPED = ("torch.storage", "UntypedStorage")
-
-
-class Archive:
-    """The records of one archive, by their names below its only root."""
-
-    def __init__(self, source: ByteRange) -> None:
-        self.source = source
-        self.directory = _zip.read_directory(source)
-        roots = {member.name.partition("/")[0] for member in self.directory.members}
-        if len(roots) > 1:
-            raise _zip.corrupt(source, f"its records have {len(roots)} different roots")
-        self.members = {m.name.partition("/")[2]: m for m in self.directory.members}
-        self.storages: dict[str, tuple[tuple[object, ...], Storage]] = {}
-        self.swapped = "byteorder" in self.members and self._text("byteorder") == "big"
-
-    def record(self, name: str) -> ByteRange:
-        """Return the bytes of a record, which must be stored as they are."""
-        member = self.members.get(name)
-        if member is None:
-            raise _zip.corrupt(self.source, f"record {name} is missing")
-        if not member.stored:
-            raise _zip.corrupt(self.source, f"record {name} is compressed; torch never compresses it")
-        return self.source.sub(member.data, member.size)
-
-    def find(self, value: object) -> Storage:
-        """Return the storage that a persistent id names: kind, class, key, location, element count."""
-        match value:
-            case ("storage", Global() as kind, str(key), str(), int(numel)) if type(numel) is int:
-                found = self.storages.get(key)
-                if found is None:
-                    found = self.storages[key] = ((kind, numel), self._storage(kind, key, numel))
-                if found[0] != (kind, numel):
-                    raise self._bad(f"storage {key} is described in two ways")
-                return found[1]
-        raise self._bad("a persistent id is not one that torch writes")
-
-    def check_crc(self, name: str) -> None:
-        """Compare the bytes of a record with its CRC-32; one saved without checksums has zero."""
-        record, crc = self.record(name), 0
-        for start in range(0, record.length, _CHUNK):
-            crc = zlib.crc32(record.read(start, min(_CHUNK, record.length - start)), crc)
-        recorded = self.members[name].crc
-        if recorded and crc != recorded:
-            raise _zip.corrupt(self.source, f"record {name} reads CRC {crc:08x}, recorded {recorded:08x}")
-
-    def _storage(self, kind: Global, key: str, numel: int) -> Storage:
-        dtype = dtype_of_torch(STORAGES.get(kind.name, "")) if kind.module == "torch" else None
-        if dtype is None and kind.pair != _UNTYPED:
-            raise self._bad(f"{kind} is no class of storage")
-        if not _KEY.fullmatch(key) or not 0 <= numel < _MAX_NUMEL:
-            raise self._bad(f"a storage has the key {key[:80]!r} and {numel} elements")
-        record = self.record(f"data/{key}")
-        # Elements narrower than a byte are counted as the bytes that they share.
-        needed = numel * (max(dtype.bits, 8) if dtype else 8) // 8
-        if record.length != needed:
-            raise _zip.corrupt(self.source, f"record data/{key} has {record.length} bytes, its tensors need {needed}")
-        return Storage(key, dtype, numel, record, swapped=self.swapped)
-
-    def _text(self, name: str) -> str:
-        return self.record(name).head(16).decode("ascii", "replace").strip()
-
-    def _bad(self, what: str) -> CorruptError:
-        return CorruptError(f"{self.source.file.path}: damaged pickle: {what}")
 
 
 def accepts(source: ByteRange) -> bool:
     """Whether it is a zip archive with a ``data.pkl``, whole or cut."""
     if source.head(4) != _zip.LOCAL_MAGIC:
         return False
+    if _zip.mentions(source, b"/constants.pkl"):
+        return False  # a program of TorchScript
     first = _zip.first_name(source)
     return first.endswith((b"/data.pkl", b"/data/0")) or bool(_zip.mentions(source, b"/data.pkl"))
 
@@ -106,11 +37,6 @@ def read(source: ByteRange) -> Contents:
         archive = Archive(source)
     except CorruptError as error:
         raise explain_cut(source, error) from None
-    if "constants.pkl" in archive.members:
-        raise UnsupportedError(
-            f"{source.file.path}: a TorchScript program, which this version does not read",
-            hint="save the weights alone: torch.save(torch.jit.load(PATH).state_dict(), NEW)",
-        )
     archive.check_crc("data.pkl")
     found = unpickle(archive.record("data.pkl"), archive)
     storages = [storage for _, storage in archive.storages.values()]

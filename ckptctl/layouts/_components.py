@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from ckptctl.model import Component, Contents, Part, TensorInfo
-from ckptctl.values import TensorRef, as_mapping, attributes, children, text_items
+from ckptctl.values import TensorRef, as_mapping, attributes, children, is_module, text_items
 
 _SUFFIX = r"(_?state)?(_?dicts?)?"
 _NAMED = (
@@ -28,6 +28,8 @@ _MAX_KEY = 64
 def split(contents: Contents) -> Mapping[Component, Part]:
     """Sort what a file holds into components, in the order of `Component`."""
     tensors, root = contents.tensors, attributes(contents.values)
+    if is_module(contents.values):
+        return _one(Component.MODEL, tensors, {"": contents.values})
     if contents.values is None:
         if not tensors:
             return {}
@@ -78,15 +80,15 @@ def _of_shape(value: object) -> Component | None:
     """Recognise a state by the keys that its class always writes."""
     items = attributes(value) if not isinstance(value, Mapping) else value
     keys = {key for key in items or () if isinstance(key, str)}
+    if is_module(value):
+        return Component.MODEL
     if {"state", "param_groups"} <= keys:
         return Component.OPTIMIZER
     if "last_epoch" in keys or "_step_count" in keys:
         return Component.SCHEDULER
     if len(keys) >= 2 and keys <= _RNG_KEYS:
         return Component.RNG
-    if keys & _DATA_KEYS:
-        return Component.DATA
-    return Component.MODEL if {"_parameters", "_buffers", "_modules"} <= keys else None
+    return Component.DATA if keys & _DATA_KEYS else None
 
 
 def _of_tensor_names(tensors: Mapping[str, TensorInfo]) -> Component:

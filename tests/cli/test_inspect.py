@@ -258,7 +258,7 @@ def test_a_reader_that_stops_reading_is_no_error(corpus):
 
 
 def test_every_format_is_shown_by_its_title(ckptctl, corpus):
-    shown = ckptctl("inspect", "-q", corpus / "torch_save/tied.pt", corpus / "safetensors/edge/empty.safetensors").out
+    shown = ckptctl("inspect", "-q", *(corpus / path for path, _, _ in SAMPLES.values())).out
     for candidate in FORMATS:
         assert f"   {candidate.title} ·" in shown
 

@@ -20,7 +20,7 @@ from ckptctl.model import DTYPES, Level
 from ckptctl.storage import LocalFile, MemoryFile
 from tests.samples import CORPUS, read, values_of
 
-OTHERS = {"exported.pt2", "scripted.pt", "traced.pt"}
+OTHERS = {"exported.pt2"}
 
 
 def is_torch_zip(path: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, LimitError
 from ckptctl.formats._pickle import limits
-from ckptctl.formats._pickle.interpret import Context
+from ckptctl.formats._pickle.interpret import Context, Rebuild, Table
 from ckptctl.formats._pickle.loop import outranked, record
 from ckptctl.formats._pickle.python_objects import PYTHON
 from ckptctl.formats._pickle.storages import Storage, Storages
@@ -15,10 +15,11 @@ from ckptctl.formats._pickle.torch_objects import TORCH
 from ckptctl.formats._pickle.tree import Tree
 
 if TYPE_CHECKING:
+    from ckptctl.formats._pickle.records import Pickle
     from ckptctl.model import GlobalUse, TensorInfo
     from ckptctl.storage import ByteRange
 
-__all__ = ["Storage", "Storages", "Unpickled", "unpickle"]
+__all__ = ["Context", "Rebuild", "Storage", "Storages", "Unpickled", "interpret", "record", "unpickle"]
 
 _TABLE = TORCH | PYTHON
 
@@ -34,18 +35,28 @@ class Unpickled:
     length: int
 
 
-def unpickle(source: ByteRange, storages: Storages) -> Unpickled:
+def unpickle(
+    source: ByteRange, storages: Storages, *, own: str = "", most: int | None = None, extra: Table | None = None
+) -> Unpickled:
     """Describe the pickle at the start of `source`; nothing that it asks for is done.
+
+    `own` is the module under which an archive defines classes of its own; `most` how long the pickle
+    may be, in bytes; `extra` further functions to interpret calls by.
 
     Raises
     ------
     CorruptError, LimitError, UnsafePickleError
         It is malformed, makes no sense, or asks for too much.
     """
-    if source.length > limits.MAX_BYTES:
-        raise LimitError(f"{source.file.path}: the pickle is {source.length} bytes long (limit {limits.MAX_BYTES})")
-    pickle = record(source)
-    context = Context(source, storages, _TABLE)
+    limit = limits.MAX_BYTES if most is None else most
+    if source.length > limit:
+        raise LimitError(f"{source.file.path}: the pickle is {source.length} bytes long (limit {limit})")
+    return interpret(record(source, own=own), source, storages, extra=extra)
+
+
+def interpret(pickle: Pickle, source: ByteRange, storages: Storages, *, extra: Table | None = None) -> Unpickled:
+    """Describe a pickle that has been recorded."""
+    context = Context(source, storages, {**_TABLE, **extra} if extra else _TABLE)
     tree = Tree(context, {(use.module, use.name): use.level for use in pickle.globals})
     try:
         context.run(pickle.calls)
@@ -55,7 +66,7 @@ def unpickle(source: ByteRange, storages: Storages) -> Unpickled:
     return Unpickled(
         tensors=tree.tensors,
         values=values,
-        globals=pickle.globals,
+        globals=(*pickle.globals, *context.globals),
         elided=tuple(tree.elided),
         length=pickle.end,
     )

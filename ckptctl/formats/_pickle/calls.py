@@ -104,7 +104,14 @@ def _reduce(machine: Machine, i: int) -> int:
 
 @op(b"Q")
 def _binpersid(machine: Machine, i: int) -> int:
-    machine.stack[-1] = PersistentId(machine.stack[-1])
+    value = machine.stack[-1]
+    match value:
+        case ("module", Global() as cls, *_):
+            # Old files of whole modules bring the source text of each class along: only the class counts.
+            machine.stack[-1] = cls
+        case _:
+            machine.stack[-1] = found = PersistentId(value)
+            machine.storages.append(found)
     return i + 1
 
 

@@ -17,6 +17,7 @@ _MAPPINGS = frozenset({("collections", "OrderedDict"), ("collections", "defaultd
 _SEQUENCES = frozenset({("builtins", "set"), ("builtins", "frozenset"), ("builtins", "list"), ("builtins", "tuple"),
                         ("collections", "deque")})  # fmt: skip
 
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 Child = tuple[object, object]
 Levels = dict[tuple[str, str], Level]
 
@@ -118,6 +119,28 @@ class CallFrame(Frame):
         return parts
 
 
+class ModuleFrame(Frame):
+    """A whole ``torch.nn.Module`` being described: what its state dict names, then its own attributes."""
+
+    __slots__ = ("_attributes", "_level", "_name")
+
+    def __init__(self, call: Call, path: str | None, levels: Levels) -> None:
+        attributes = call.attributes()
+        inside = [pair for key in _MODULE_DICTS for pair in _items(attributes[key]) if pair[1] is not None]
+        own = [(key, value) for key, value in attributes.items() if not key.startswith("_")]
+        super().__init__(call, path, [*inside, *own])
+        self._attributes = len(own)
+        self._name = str(call.fn)
+        self._level = levels.get(call.pair, Level.KNOWN)
+
+    def close(self) -> object:
+        """Return the description: `items` are parameters, buffers and modules, `state` the rest."""
+        every = list(zip(self.keys, self.done, strict=True))
+        count = len(every) - self._attributes
+        items = {resolved_key(key): value for key, value in every[:count]}
+        return Described(type=self._name, level=self._level, state=dict(every[count:]), items=items)
+
+
 def open_frame(node: object, path: str | None, levels: Levels) -> Frame:
     """Begin to rebuild a container."""
     if isinstance(node, dict):
@@ -127,8 +150,20 @@ def open_frame(node: object, path: str | None, levels: Levels) -> Frame:
     if isinstance(node, tuple):
         return TupleFrame(node, path, enumerate(node))
     if isinstance(node, Call):
-        return CallFrame(node, path, levels)
+        return ModuleFrame(node, path, levels) if _is_module(node) else CallFrame(node, path, levels)
     raise TypeError(f"{type(node).__name__} is not something that the pickle machine makes")
+
+
+def _is_module(call: Call) -> bool:
+    attributes = call.attributes() if call.state and isinstance(call.fn, Global) else {}
+    return all(key in attributes for key in _MODULE_DICTS)
+
+
+def _items(node: object) -> list[Child]:
+    """Return the items of a dict, or of the ordered dict that older torch had in its place."""
+    if isinstance(node, dict):
+        return list(node.items())
+    return list(node.pairs or ()) if isinstance(node, Call) else []
 
 
 def size_of(node: object) -> int:

@@ -16,6 +16,7 @@ from ckptctl.formats._pickle.records import Call, Global, PersistentId
 from ckptctl.formats._pickle.storages import Draft, Storage, Storages
 
 if TYPE_CHECKING:
+    from ckptctl.model import GlobalUse
     from ckptctl.storage import ByteRange
 
 Rebuild = Callable[["Context", tuple[object, ...], Call], object]
@@ -25,13 +26,17 @@ _CHUNK = 1024
 
 
 class Context:
-    """What the functions of the table need: the file, its storages, and the table itself."""
+    """What the functions of the table need: the file, its storages, and the table itself.
+
+    `globals` are those that nested files name.
+    """
 
     def __init__(self, source: ByteRange, storages: Storages, table: Table) -> None:
         self.source = source
         self.storages = storages
         self.table = table
         self.clock = limits.Clock(source)
+        self.globals: list[GlobalUse] = []
 
     def run(self, calls: list[Call]) -> None:
         """Give every call that the table knows its value."""
@@ -48,7 +53,9 @@ class Context:
                 raise self.unknown(fn)
 
     def storage(self, node: object) -> Storage:
-        """Return the storage that a persistent id refers to."""
+        """Return the storage that a persistent id refers to, or that a nested file holds."""
+        if isinstance(node, Call) and isinstance(node.value, Storage):
+            return node.value
         if not isinstance(node, PersistentId):
             raise self.bad("a storage is not given by a persistent id")
         return self.storages.find(node.value)

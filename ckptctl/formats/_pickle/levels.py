@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ckptctl.formats._pickle.records import Global
+from ckptctl.formats._pickle.torch_modules import TORCH_MODULES
 from ckptctl.model import Level
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ _KNOWN = {
     "torch": f"{_TORCH_TYPES} {' '.join(STORAGES)}",
     "torch._utils": _REBUILD,
     "torch._tensor": "_rebuild_from_type_v2",
-    "torch.storage": "UntypedStorage TypedStorage",
+    "torch.storage": "UntypedStorage TypedStorage _load_from_bytes",
+    "torch.jit._pickle": """build_boollist build_doublelist build_intlist build_tensorlist build_tensor_from_id
+        restore_type_tag""",
     "torch.serialization": "_get_layout",
     "torch.nn.parameter": "Parameter Buffer UninitializedParameter",
     "torch.nested._internal.nested_tensor": "_rebuild_njt NestedTensor",
@@ -107,7 +110,7 @@ def _pairs(table: dict[str, str]) -> frozenset[tuple[str, str]]:
 _GETATTR = ("builtins", "getattr")
 _ATTRIBUTES = frozenset({(("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"), "ProcessGroupState")})
 _KNOWN_PAIRS = _pairs(_KNOWN)
-_INERT_PAIRS = _pairs(_INERT)
+_INERT_PAIRS = _pairs(_INERT | TORCH_MODULES)
 
 
 def python3_name(module: str, name: str) -> tuple[str, str]:
@@ -116,20 +119,25 @@ def python3_name(module: str, name: str) -> tuple[str, str]:
     return module, _PYTHON2_NAMES.get((module, name), name)
 
 
-def level_of(item: Global) -> Level:
-    """Judge one global by its exact name, and by whether the pickle calls it."""
+def level_of(item: Global, *, own: str = "") -> Level:
+    """Judge one global by its exact name, and by whether the pickle calls it.
+
+    `own` is the module under which an archive defines its own classes: TorchScript's ``__torch__``.
+    """
     if item.pair in _KNOWN_PAIRS:
         return Level.KNOWN
-    if item.pair in _INERT_PAIRS:
+    if item.pair in _INERT_PAIRS or (own and item.module.partition(".")[0] == own):
         return Level.INERT
     odd = not all(part.isascii() and part.isidentifier() for part in (*item.module.split("."), item.name))
     runs = bool(item.called) and _ships_with_python(item)
     return Level.DANGEROUS if odd or runs or item.module == "builtins" else Level.FOREIGN
 
 
-def levels_of(items: list[Global], calls: list[Call]) -> list[Level]:
+def levels_of(items: list[Global], calls: list[Call], *, own: str = "") -> list[Level]:
     """Judge all globals of a pickle; beside something dangerous, whatever else Python ships is its tool."""
-    levels = [Level.KNOWN if item.pair == _GETATTR and _harmless(item, calls) else level_of(item) for item in items]
+    levels = [
+        Level.KNOWN if item.pair == _GETATTR and _harmless(item, calls) else level_of(item, own=own) for item in items
+    ]
     if Level.DANGEROUS not in levels:
         return levels
     return [

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
 
 
-def record(source: ByteRange) -> Pickle:
+def record(source: ByteRange, *, own: str = "") -> Pickle:
     """Read a pickle up to and including STOP.
 
     Raises
@@ -29,7 +29,7 @@ def record(source: ByteRange) -> Pickle:
     UnsafePickleError
         The same, in a stream that had already named something foreign.
     """
-    machine = Machine(source)
+    machine = Machine(source, own=own)
     try:
         i = machine.refill(0)
         while machine.end < 0:
@@ -39,7 +39,9 @@ def record(source: ByteRange) -> Pickle:
                 i = machine.refill(i)
     except CkptctlError as error:
         raise outranked(error, machine.uses()) from None
-    return Pickle(root=machine.stack[0], calls=machine.calls, globals=machine.uses(), end=machine.end)
+    return Pickle(
+        root=machine.stack[0], calls=machine.calls, globals=machine.uses(), end=machine.end, storages=machine.storages
+    )
 
 
 def outranked(error: CkptctlError, uses: tuple[GlobalUse, ...]) -> CkptctlError:

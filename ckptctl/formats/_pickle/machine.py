@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CorruptError, LimitError
 from ckptctl.formats._pickle import limits
 from ckptctl.formats._pickle.levels import levels_of, python3_name
-from ckptctl.formats._pickle.records import Call, Ext, Global
+from ckptctl.formats._pickle.records import Call, Ext, Global, PersistentId
 from ckptctl.model import GlobalUse, Level
 
 if TYPE_CHECKING:
@@ -24,8 +24,10 @@ _CALLS_ITS_ARGUMENT = ("torch._tensor", "_rebuild_from_type_v2")
 class Machine:
     """The state of reading one pickle from the start of a byte range: stack, memo, window, budgets."""
 
-    def __init__(self, source: ByteRange) -> None:
+    def __init__(self, source: ByteRange, *, own: str = "") -> None:
         self.source = source
+        self.own = own
+        self.storages: list[PersistentId] = []
         self.stack: list[object] = []
         self.metastack: list[list[object]] = []
         self.memo: dict[int, object] = {}
@@ -54,7 +56,7 @@ class Machine:
                 opcodes=tuple(item.opcodes),
                 count=item.count,
             )
-            for item, level in zip(items, levels_of(items, self.calls), strict=True)
+            for item, level in zip(items, levels_of(items, self.calls, own=self.own), strict=True)
         ]
         found += [
             GlobalUse(module="copyreg", name=f"extension {code}", level=Level.DANGEROUS, calls=count,

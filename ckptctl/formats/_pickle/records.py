@@ -96,9 +96,10 @@ class Ext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pickle:
-    """A pickle that was read to its end: its value, its calls in order, and where it ends (bytes)."""
+    """A pickle that was read to its end: its value, its calls and storages in order, where it ends (bytes)."""
 
     root: object
     calls: list[Call]
+    storages: list[PersistentId]
     globals: tuple[GlobalUse, ...]
     end: int

@@ -1,0 +1,97 @@
+"""The records and storages of an archive that torch wrote, be it of ``torch.save`` or of TorchScript."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CorruptError
+from ckptctl.formats import _zip
+from ckptctl.formats._pickle import Storage
+from ckptctl.formats._pickle.levels import STORAGES
+from ckptctl.formats._pickle.records import Global
+from ckptctl.model import DType, dtype_of_torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckptctl.storage import ByteRange
+
+_KEY = re.compile(r"[0-9A-Za-z_.-]{1,64}")
+_MAX_NUMEL = 1 << 48
+_CHUNK = 1 << 20
+_UNTYPED = ("torch.storage", "UntypedStorage")
+
+
+class Archive:
+    """The records of one archive, by their names below its only root."""
+
+    def __init__(self, source: ByteRange) -> None:
+        self.source = source
+        self.directory = _zip.read_directory(source)
+        roots = {member.name.partition("/")[0] for member in self.directory.members}
+        if len(roots) > 1:
+            raise _zip.corrupt(source, f"its records have {len(roots)} different roots")
+        self.members = {m.name.partition("/")[2]: m for m in self.directory.members}
+        self.storages: dict[str, tuple[tuple[object, ...], Storage]] = {}
+        self.swapped = "byteorder" in self.members and self._text("byteorder") == "big"
+
+    def record(self, name: str) -> ByteRange:
+        """Return the bytes of a record, which must be stored as they are."""
+        member = self.members.get(name)
+        if member is None:
+            raise _zip.corrupt(self.source, f"record {name} is missing")
+        if not member.stored:
+            raise _zip.corrupt(self.source, f"record {name} is compressed; torch never compresses it")
+        return self.source.sub(member.data, member.size)
+
+    def find(self, value: object) -> Storage:
+        """Return the storage that a persistent id names: kind, class, key, location, element count."""
+        match value:
+            case ("storage", Global() as kind, str(key), str(), int(numel)) if type(numel) is int:
+                found = self.storages.get(key)
+                if found is None:
+                    found = self.storages[key] = ((kind, numel), self._storage(kind, key, numel))
+                if found[0] != (kind, numel):
+                    raise self._bad(f"storage {key} is described in two ways")
+                return found[1]
+        raise self._bad("a persistent id is not one that torch writes")
+
+    def check_crc(self, name: str) -> None:
+        """Compare the bytes of a record with its CRC-32; one saved without checksums has zero."""
+        record, crc = self.record(name), 0
+        for start in range(0, record.length, _CHUNK):
+            crc = zlib.crc32(record.read(start, min(_CHUNK, record.length - start)), crc)
+        recorded = self.members[name].crc
+        if recorded and crc != recorded:
+            raise _zip.corrupt(self.source, f"record {name} reads CRC {crc:08x}, recorded {recorded:08x}")
+
+    def _storage(self, kind: Global, key: str, numel: int) -> Storage:
+        dtype = dtype_of_storage(self.source.file.path, kind)
+        if not _KEY.fullmatch(key) or not 0 <= numel < _MAX_NUMEL:
+            raise self._bad(f"a storage has the key {key[:80]!r} and {numel} elements")
+        record = self.record(f"data/{key}")
+        needed = numel * width(dtype)
+        if record.length != needed:
+            raise _zip.corrupt(self.source, f"record data/{key} has {record.length} bytes, its tensors need {needed}")
+        return Storage(key, dtype, numel, record, swapped=self.swapped)
+
+    def _text(self, name: str) -> str:
+        return self.record(name).head(16).decode("ascii", "replace").strip()
+
+    def _bad(self, what: str) -> CorruptError:
+        return CorruptError(f"{self.source.file.path}: damaged pickle: {what}")
+
+
+def dtype_of_storage(path: Path, kind: Global) -> DType | None:
+    """Return the element type of a class of storages, None for the one without a type."""
+    dtype = dtype_of_torch(STORAGES.get(kind.name, "")) if kind.module == "torch" else None
+    if dtype is None and kind.pair != _UNTYPED:
+        raise CorruptError(f"{path}: damaged pickle: {kind} is no class of storage")
+    return dtype
+
+
+def width(dtype: DType | None) -> int:
+    """Return the bytes of what a storage counts: elements narrower than a byte count as the bytes they share."""
+    return max(dtype.bits, 8) // 8 if dtype else 1
