@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ckptctl.formats import FORMATS
+from tests.formats.test_conformance import SAMPLES
 from tests.samples import HERE, entry, safetensors_bytes
 
 
