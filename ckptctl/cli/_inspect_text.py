@@ -11,7 +11,7 @@ from ckptctl.model import Component, Found, GlobalUse, Level, Severity
 from ckptctl.ops.inspect import ComponentRow, InspectReport, TensorRow
 
 _NONE = "–"
-_MOST_NOTES, _MOST_KEYS = 8, 6
+_MOST_NOTES, _MOST_KEYS, _MOST_TIES = 8, 6, 3
 _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: None}
 
 
@@ -96,7 +96,7 @@ def _notes(printer: Printer, report: InspectReport) -> None:
     missing = [(f"missing: {finding.where}", finding.message) for finding in report.missing]
     printer.columns(missing, "<<", styles=["yellow"] * len(missing))
     lines = [(f"{f.severity.value}: {escape(f.message, limit=300)}", _STYLES[f.severity]) for f in report.findings]
-    lines += [(f"note: {len(group)} names share storage ({_some(group)})", None) for group in report.tied]
+    lines += [(f"note: {text}", None) for text in _ties(report.tied)]
     if report.metadata:
         pairs = joined(f"{escape(k, limit=40)} {escape(v, limit=60)}" for k, v in list(report.metadata.items())[:6])
         more = f" and {len(report.metadata) - 6} more" if len(report.metadata) > 6 else ""
@@ -108,6 +108,13 @@ def _notes(printer: Printer, report: InspectReport) -> None:
         printer.paragraph(text, style=style)
     if len(lines) > _MOST_NOTES:
         printer.line(f"… and {len(lines) - _MOST_NOTES} more notes (--json has them all)")
+
+
+def _ties(groups: tuple[tuple[str, ...], ...]) -> Iterator[str]:
+    if len(groups) > _MOST_TIES:
+        yield f"{len(groups)} groups of names share storage (the first is {_some(groups[0])})"
+        return
+    yield from (f"{len(group)} names share storage ({_some(group)})" for group in groups)
 
 
 def _some(names: tuple[str, ...]) -> str:

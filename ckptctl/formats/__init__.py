@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
 from ckptctl.formats import plain_pickle, safetensors, torch_legacy, torch_script, torch_zip
+from ckptctl.formats._dcp_metadata import Chunk, DcpMetadata, Item, read_metadata
 from ckptctl.formats._foreign import explain
 from ckptctl.formats._format import Format
 from ckptctl.formats._json import Pairs as JsonPairs
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from ckptctl.model import Contents
     from ckptctl.storage import ByteRange
 
-__all__ = ["FORMATS", "Format", "JsonPairs", "detect", "format_named", "parse_json", "read"]
+__all__ = [
+    "FORMATS", "Chunk", "DcpMetadata", "Format", "Item", "JsonPairs", "detect", "format_named", "parse_json", "read",
+    "read_metadata", "title_of",
+]  # fmt: skip
 
 FORMATS: tuple[Format, ...] = (
     safetensors.FORMAT,
@@ -53,6 +57,12 @@ def read(source: ByteRange) -> Contents:
     return detect(source).read(source)
 
 
-def format_named(name: str) -> Format:
-    """Return the format that contents say they were read from."""
-    return next(candidate for candidate in FORMATS if candidate.name == name)
+def format_named(name: str) -> Format | None:
+    """Return the format that contents say they were read from; None for files that only a layout understands."""
+    return next((candidate for candidate in FORMATS if candidate.name == name), None)
+
+
+def title_of(contents: Contents) -> str:
+    """Return what to call the format of some contents."""
+    found = format_named(contents.format)
+    return found.title if found else contents.format

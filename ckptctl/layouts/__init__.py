@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
-from ckptctl.layouts import sharded_index, single_file
+from ckptctl.layouts import accelerate, deepspeed, hf_trainer, rank_files, sharded_index, single_file, torch_dcp
 from ckptctl.layouts._layout import Layout, Scan, scan
 
 if TYPE_CHECKING:
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["LAYOUTS", "Layout", "Scan", "open_checkpoint"]
 
-LAYOUTS: tuple[Layout, ...] = (sharded_index.LAYOUT, single_file.LAYOUT)
+LAYOUTS: tuple[Layout, ...] = (
+    torch_dcp.LAYOUT,
+    deepspeed.LAYOUT,
+    accelerate.LAYOUT,
+    hf_trainer.LAYOUT,
+    sharded_index.LAYOUT,
+    rank_files.LAYOUT,
+    single_file.LAYOUT,
+)
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import islice
 
 from ckptctl.model import Component, Contents, Part, TensorInfo
-from ckptctl.values import TensorRef, as_mapping, attributes, children, is_module, text_items
+from ckptctl.values import TensorRef, as_mapping, attributes, children, is_module, key_text, nested, text_items
 
 _SUFFIX = r"(_?state)?(_?dicts?)?"
 _NAMED = (
@@ -22,7 +23,8 @@ _RNG_KEYS = frozenset({"python", "numpy", "cpu", "cuda", "xla", "npu", "random_s
                        "torch_manual_seed", "torch_cuda_manual_seed", "step"})  # fmt: skip
 _DATA_KEYS = frozenset({"_num_yielded", "dataset_state", "_sampler_iter_yielded"})
 _MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"})
-_MAX_KEY = 64
+_MAIN = (Component.MODEL, Component.OPTIMIZER)
+_MAX_KEY, _FEW = 64, 100
 
 
 def split(contents: Contents) -> Mapping[Component, Part]:
@@ -42,20 +44,28 @@ def split(contents: Contents) -> Mapping[Component, Part]:
     keys = dict(text_items(root or {}))
     if not keys:
         return {}
+    keys = _unwrapped(keys)
     found = _of_root(keys, tensors)
     if found:
         return _one(found, tensors, keys)
-    keys = _unwrapped(keys)
     return _parts(_of_keys(keys, tensors), tensors, keys)
 
 
 def _unwrapped(keys: dict[str, object]) -> dict[str, object]:
-    """Look one level down where all lies under a single key that is no component, such as ``app``."""
-    key = next(iter(keys), "")
-    inner = as_mapping(keys[key]) if len(keys) == 1 else None
-    if not inner or _of_name(key):
-        return keys
-    return {f"{key}.{name}": value for name, value in text_items(inner)}
+    """Look one level down where a key that is no component holds some, such as ``app``."""
+    found: dict[str, object] = {}
+    for key, value in keys.items():
+        inner = None if _of_name(key) else as_mapping(value)
+        if inner and any(_of_name(key_text(k)) in _MAIN and _has_tensors(v) for k, v in islice(inner.items(), _FEW)):
+            found |= {f"{key}.{name}": part for name, part in text_items(inner)}
+        else:
+            found[key] = value
+    return found
+
+
+def _has_tensors(value: object) -> bool:
+    """Whether there is a tensor among what is nested next in a value."""
+    return any(isinstance(inner, TensorRef) for inner in nested(value, most=_FEW))
 
 
 def _one(component: Component, tensors: Mapping[str, TensorInfo], keys: Mapping[str, object]) -> dict[Component, Part]:

@@ -67,6 +67,11 @@ def _known(keys: tuple[str, ...], inside: Mapping[str, float], metadata: Mapping
     return None
 
 
+def step_in_name(name: str) -> Found | None:
+    """Return the step that stands in a name behind such a word as step, checkpoint or iter."""
+    return _in_name("step", _STEP_IN_NAME, name.lower())
+
+
 def _in_name(what: str, pattern: re.Pattern[str], name: str) -> Found | None:
     found = pattern.findall(name)
     return Found(name=what, value=int(found[-1]), where="in the name") if found else None

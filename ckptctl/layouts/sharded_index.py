@@ -1,178 +1,43 @@
-"""Shards with an index: ``*.safetensors.index.json`` or ``*.bin.index.json`` of the Hugging Face libraries.
-
-The index maps each tensor name to the file beside it that holds the tensor.
-"""
+"""Shards with an index: ``*.safetensors.index.json`` or ``*.bin.index.json`` of the Hugging Face libraries."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ckptctl import formats
-from ckptctl.errors import CorruptError, LimitError, counted
 from ckptctl.layouts._components import split
+from ckptctl.layouts._index import indexes_of, read_shards
 from ckptctl.layouts._layout import Layout, Scan, scan
-from ckptctl.model import Aspect, Checkpoint, Contents, Finding, Severity, TensorInfo
-from ckptctl.storage import LocalFile
+from ckptctl.model import Checkpoint, Contents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-_SUFFIX = ".index.json"
-_KINDS = (".safetensors.index.json", ".bin.index.json")
-_MAX_INDEX = 64 << 20
-_MAX_NAME = 255
+    from ckptctl.layouts._index import Shards
 
 
 def accepts(seen: Scan) -> bool:
     """A directory with an index in it, or the index itself."""
-    return bool(_index_of(seen))
+    return bool(indexes_of(seen))
 
 
 def open_(seen: Scan) -> Checkpoint:
     """Describe all shards as one checkpoint."""
-    path = _index_of(seen)[0]
+    path = indexes_of(seen)[0]
     if not seen.directory:
         seen = scan(path.parent)
-    weight_map, total_size = _read_index(path)
-    wanted: dict[str, list[str]] = {}
-    for tensor, shard in weight_map.items():
-        wanted.setdefault(shard, []).append(tensor)
-    there = set(seen.names)
-    missing = [shard for shard in wanted if shard not in there]
-    files = tuple(_read_shards(path.parent, sorted(wanted.keys() & there)))
-    tensors = _joined(path, weight_map, files)
-    findings = [
-        *_about_missing(path, wanted, missing),
-        *_about_others(path, seen, weight_map, files),
-        *(_about_size(path, tensors, total_size) if not missing else ()),
-    ]
-    if not files:
-        raise CorruptError(f"{path}: none of the {len(wanted)} shards that it names is there")
-    whole = Contents(format=files[0].format, range=files[0].range, tensors=tensors)
-    kind = formats.format_named(files[0].format).title
+    shards = read_shards(seen, path)
+    whole = Contents(format=shards.files[0].format, range=shards.files[0].range, tensors=shards.tensors)
     return Checkpoint(
         path=seen.path,
         layout=LAYOUT.name,
-        title=f"{kind}, {len(wanted)} shards with an index",
-        files=files,
+        title=_title(shards),
+        files=shards.files,
         parts=split(whole),
-        findings=tuple(findings),
+        findings=shards.findings,
     )
 
 
-def _index_of(seen: Scan) -> list[Path]:
-    """Return the paths of indexes, safetensors before pickles, as the loaders prefer them."""
-    if not seen.directory:
-        return [seen.path] if seen.path.name.endswith(_KINDS) else []
-    names = [name for kind in _KINDS for name in seen.names if name.endswith(kind)]
-    return [seen.path / name for name in names]
-
-
-def _read_index(path: Path) -> tuple[Mapping[str, str], object]:
-    """Return the weight map, every name checked, and the total size that the index states."""
-    file = LocalFile(path)
-    if file.size > _MAX_INDEX:
-        raise LimitError(f"{path}: an index of {file.size} bytes (limit {_MAX_INDEX})")
-    document = formats.parse_json(file.range().read(), where=f"{path}: the index")
-    file.release()
-    fields = dict(document) if isinstance(document, formats.JsonPairs) else {}
-    entries = fields.get("weight_map")
-    if not isinstance(entries, formats.JsonPairs):
-        raise CorruptError(f"{path}: the index has no weight_map of tensor names to file names")
-    weight_map: dict[str, str] = {}
-    for tensor, shard in entries:
-        if not isinstance(shard, str) or not _is_plain(shard):
-            named = shard[:_MAX_NAME] if isinstance(shard, str) else "something"
-            raise CorruptError(
-                f"{path}: the index places {tensor} in {named!r}, which is no name of a file beside it",
-                hint="names that lead out of the directory are never followed",
-            )
-        if weight_map.setdefault(tensor, shard) != shard:
-            raise CorruptError(f"{path}: the index places {tensor} in two shards")
-    metadata = fields.get("metadata")
-    return weight_map, dict(metadata).get("total_size") if isinstance(metadata, formats.JsonPairs) else None
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a name is one component, printable, and no way up or out."""
-    plain = name not in ("", ".", "..") and "/" not in name and "\\" not in name and name.isprintable()
-    return plain and len(name.encode("utf-8", "surrogatepass")) <= _MAX_NAME
-
-
-def _read_shards(directory: Path, names: list[str]) -> Iterator[Contents]:
-    for name in names:
-        file = LocalFile(directory / name)
-        yield formats.read(file.range())
-        file.release()
-
-
-def _joined(path: Path, weight_map: Mapping[str, str], files: tuple[Contents, ...]) -> Mapping[str, TensorInfo]:
-    by_shard = {contents.range.file.path.name: contents.tensors for contents in files}
-    joined, lost = {}, []
-    for tensor, shard in weight_map.items():
-        if shard not in by_shard:
-            continue
-        found = by_shard[shard].get(tensor)
-        if found is None:
-            lost.append((tensor, shard))
-        else:
-            joined[tensor] = found
-    if lost:
-        name, shard = lost[0]
-        first = f"(the first is {name}, in {shard})"
-        raise CorruptError(
-            f"{path}: the index places {counted(len(lost), 'tensor')} in a shard that does not hold it {first}",
-            hint="the index belongs to other shards; take both from one save",
-        )
-    return joined
-
-
-def _about_missing(path: Path, wanted: Mapping[str, list[str]], missing: list[str]) -> Iterator[Finding]:
-    for shard in missing:
-        lost = wanted[shard]
-        yield _finding(
-            Severity.ERROR,
-            "missing-shard",
-            path,
-            f"{shard} is missing: {counted(len(lost), 'tensor')} lost (the first is {lost[0]})",
-        )
-
-
-def _about_others(
-    path: Path, seen: Scan, weight_map: Mapping[str, str], files: tuple[Contents, ...]
-) -> Iterator[Finding]:
-    unlisted = [
-        (n, c.range.file.path.name) for c in files for n in c.tensors if weight_map.get(n) != c.range.file.path.name
-    ]
-    doubled = [(name, shard) for name, shard in unlisted if name in weight_map]
-    left_out = [(name, shard) for name, shard in unlisted if name not in weight_map]
-    if doubled:
-        name, shard = doubled[0]
-        what = f"{counted(len(doubled), 'tensor')} in more than one shard (the first is {name}, also in {shard})"
-        yield _finding(Severity.ERROR, "duplicate-tensor", path, what)
-    if left_out:
-        name, shard = left_out[0]
-        what = (
-            f"{counted(len(left_out), 'tensor')} in the shards but not in the index (the first is {name}, in {shard})"
-        )
-        yield _finding(Severity.WARNING, "unlisted-tensor", path, what)
-    if len(_index_of(seen)) > 1:
-        what = f"there are {len(_index_of(seen))} indexes; this is {path.name}"
-        yield _finding(Severity.WARNING, "several-indexes", path, what)
-
-
-def _about_size(path: Path, tensors: Mapping[str, TensorInfo], stated: object) -> Iterator[Finding]:
-    """The sum of bytes that the index states, tied tensors once; many writers get it wrong."""
-    once = {tensor.identity: tensor.nbytes for tensor in tensors.values()}
-    every = sum(tensor.nbytes for tensor in tensors.values())
-    if stated is not None and stated not in (sum(once.values()), every):
-        what = f"the index states {stated} bytes in all, the shards hold {sum(once.values())}"
-        yield _finding(Severity.WARNING, "total-size", path, what)
-
-
-def _finding(severity: Severity, slug: str, path: Path, message: str) -> Finding:
-    return Finding(aspect=Aspect.STRUCTURE, severity=severity, slug=slug, where=path.name, message=message)
+def _title(shards: Shards) -> str:
+    return f"{formats.title_of(shards.files[0])}, {shards.wanted} shards with an index"
 
 
 LAYOUT = Layout(

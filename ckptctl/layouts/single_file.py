@@ -25,7 +25,7 @@ def open_(scan: Scan) -> Checkpoint:
     return Checkpoint(
         path=scan.path,
         layout=LAYOUT.name,
-        title=formats.format_named(contents.format).title,
+        title=formats.title_of(contents),
         files=(contents,),
         parts=parts,
         step=found.step,

@@ -24,6 +24,8 @@ class Encoding(enum.Flag):
     """Complex numbers whose conjugate is meant."""
     NEG = enum.auto()
     """Numbers whose negative is meant."""
+    ITEM = enum.auto()
+    """A whole file of ``torch.save`` that holds the block (an item of a distributed checkpoint)."""
     LATIN1 = enum.auto()
     """Bytes written as UTF-8 text, a character each (NumPy arrays in pickles of protocol 2)."""
 

@@ -14,10 +14,18 @@ import pytest
 from tests.samples import HERE, load
 
 GENERATOR = load(HERE / "hostile" / "generate.py")
-CASES = {name: make for name, make in GENERATOR.CASES.items() if name.startswith(("st_", "fs_", "pt_", "pk_", "ix_"))}
+CASES = {
+    name: make
+    for name, make in GENERATOR.CASES.items()
+    if name.startswith(("st_", "fs_", "pt_", "pk_", "ix_", "dcp_", "ds_"))
+}
 
 # A fault in what inspect does not read, or that it lists as such: it answers, and says so.
-LISTED = {"pt_storage_bit_flip": None, "ix_shard_missing": "error: model-00002-of-00002.safetensors is missing"}
+LISTED = {
+    "dcp_length_past_end": "error: __0_0.distcp is cut at",
+    "pt_storage_bit_flip": None,
+    "ix_shard_missing": "error: model-00002-of-00002.safetensors is missing",
+}
 MEGABYTE = 1 << 20
 
 

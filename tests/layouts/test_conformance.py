@@ -15,6 +15,23 @@ SAMPLES = {
         ("accelerate/save_model_sharded", 10), ("accelerate/save_model_sharded_bin", 10),
         ("dcp/dcp_hf_1ranks/model.safetensors.index.json", 10),
     ],
+    "torch-dcp": [
+        ("dcp/dcp_fsdp2_4ranks", 37), ("dcp/dcp_metadata_per_rank_2ranks", 37), ("dcp/dcp_two_threads_2ranks", 37),
+        ("lightning/fabric_sharded", 37), ("lightning/trainer_sharded/checkpoints/epoch=0-step=5.ckpt", 38),
+        ("megatron/iter_0000100", 3), ("accelerate/fsdp2_sharded_2ranks/checkpoint_0/pytorch_model_fsdp_0", 10),
+    ],
+    "deepspeed": [
+        ("deepspeed/zero0_fp32_2ranks", 20), ("deepspeed/zero2_bf16_2ranks", 18), ("deepspeed/zero2_bf16_2ranks/global_step10", 18),
+        ("deepspeed/zero3_bf16_2ranks", 28),
+    ],
+    "accelerate": [
+        ("accelerate/save_state_1ranks/checkpoints/checkpoint_2", 39), ("accelerate/save_state_2ranks/checkpoints/checkpoint_2", 41),
+    ],
+    "hf-trainer": [
+        ("transformers/trainer_run/checkpoint-40", 86), ("transformers/trainer_bf16_save_only_model/checkpoint-20", 28),
+        ("transformers/single_llama", 21), ("transformers/peft_lora", 8), ("transformers/v4_trainer_bin/checkpoint-40", 115),
+    ],
+    "rank-files": [("fsdp/fsdp2_1d_4ranks", 64), ("fsdp/fsdp1_sharded_tensor_2ranks", 37), ("fsdp/tp_fsdp2_4ranks", 37)],
     "single-file": [("torch_save/train_dict.pt", 39), ("safetensors/edge/no_metadata.safetensors", 10)],
 }  # fmt: skip
 

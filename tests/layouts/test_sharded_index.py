@@ -8,7 +8,7 @@ import pytest
 
 from ckptctl.errors import CkptctlError, CorruptError, LimitError
 from ckptctl.layouts import open_checkpoint
-from ckptctl.layouts.sharded_index import _MAX_INDEX
+from ckptctl.layouts._index import _MAX_INDEX
 from ckptctl.model import Component, Severity
 from tests.samples import entry, safetensors_bytes
 

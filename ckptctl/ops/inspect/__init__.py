@@ -150,4 +150,9 @@ def _values(parts: Mapping[Component, Part]) -> State:
 
 
 def _regions(checkpoint: Checkpoint) -> tuple[Region, ...]:
-    return tuple(region for contents in checkpoint.files for region in format_named(contents.format).account(contents))
+    return tuple(
+        region
+        for contents in checkpoint.files
+        if (found := format_named(contents.format))
+        for region in found.account(contents)
+    )

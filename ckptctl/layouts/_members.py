@@ -1,0 +1,135 @@
+"""Directories whose files each hold one component: read every file, and make one checkpoint of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckptctl import formats
+from ckptctl.errors import CkptctlError
+from ckptctl.layouts._index import read_shards
+from ckptctl.model import Aspect, Component, Contents, Finding, Part, Severity, TensorInfo
+from ckptctl.storage import LocalFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ckptctl.layouts._layout import Scan
+
+Table = tuple[tuple[Component, re.Pattern[str]], ...]
+_MAX_JSON = 64 << 20
+_MOST_RANKS = 100
+
+
+@dataclass(slots=True)
+class _Gathered:
+    files: list[Contents]
+    tensors: dict[str, TensorInfo]
+    values: dict[str, object]
+
+
+def table(*rows: tuple[Component, str]) -> Table:
+    """Compile which names hold which component."""
+    return tuple((component, re.compile(pattern)) for component, pattern in rows)
+
+
+def find_members(seen: Scan, rows: Table) -> list[tuple[Component, str]]:
+    """Return the files of a directory that a table knows, each with its component."""
+    found = []
+    for name in seen.names:
+        component = next((component for component, pattern in rows if pattern.fullmatch(name)), None)
+        if component:
+            found.append((component, name))
+    return found
+
+
+def read_members(
+    seen: Scan, members: Iterable[tuple[Component, str]]
+) -> tuple[tuple[Contents, ...], Mapping[Component, Part], tuple[Finding, ...]]:
+    """Read files and shards with an index; names of the model stay, others begin with the file's stem.
+
+    A file that cannot be read is a finding, not the end: the rest of the checkpoint is still described.
+    """
+    gathered: dict[Component, _Gathered] = {}
+    findings: list[Finding] = []
+    for component, name in members:
+        into = gathered.setdefault(component, _Gathered([], {}, {}))
+        try:
+            _read(seen, component, name, into, findings)
+        except CkptctlError as error:
+            findings.append(finding_of(error, name))
+    parts = {
+        component: Part(component=component, prefix="", tensors=found.tensors, values=found.values)
+        for component in Component
+        if (found := gathered.get(component)) and (found.tensors or found.values)
+    }
+    return tuple(c for found in gathered.values() for c in found.files), parts, tuple(findings)
+
+
+def _read(seen: Scan, component: Component, name: str, into: _Gathered, findings: list[Finding]) -> None:
+    if name.endswith(".index.json"):
+        shards = read_shards(seen, seen.path / name)
+        into.files += shards.files
+        into.tensors |= shards.tensors
+        findings += shards.findings
+        return
+    file = LocalFile(seen.path / name)
+    contents = formats.read(file.range())
+    file.release()
+    into.files.append(contents)
+    stem = name.partition(".")[0]
+    prefix = "" if component is Component.MODEL else f"{stem}."
+    for key, tensor in contents.tensors.items():
+        into.tensors[prefix + key] = replace(tensor, name=prefix + key) if prefix else tensor
+    if contents.values is not None:
+        into.values[stem] = contents.values
+
+
+def finding_of(error: CkptctlError, name: str) -> Finding:
+    """Return an error met in one file of a checkpoint as a finding about it."""
+    message = error.message if name in error.message else f"{name}: {error.message}"
+    return Finding(aspect=Aspect.STRUCTURE, severity=Severity.ERROR, slug=error.slug, where=name, message=message)
+
+
+def read_json(seen: Scan, name: str) -> Mapping[str, object]:
+    """Read a small JSON object of a trainer, which may hold NaN; empty if it is missing or malformed."""
+    if name not in seen.names:
+        return {}
+    file = LocalFile(seen.path / name)
+    if file.size > _MAX_JSON:
+        return {}
+    try:
+        document = json.loads(file.range().read())
+    except (ValueError, RecursionError):
+        return {}
+    file.release()
+    return document if isinstance(document, dict) else {}
+
+
+def unfinished(seen: Scan, why: str) -> Finding:
+    """Return the finding for a save that did not reach its end."""
+    return Finding(
+        aspect=Aspect.STRUCTURE,
+        severity=Severity.ERROR,
+        slug="unfinished",
+        where=seen.path.name,
+        message=f"unfinished: {why}",
+    )
+
+
+def missing(seen: Scan, name: str) -> Finding:
+    """Return the finding for a file that should be there."""
+    message = f"{name} is missing"
+    return Finding(
+        aspect=Aspect.STRUCTURE, severity=Severity.ERROR, slug="missing-file", where=seen.path.name, message=message
+    )
+
+
+def rank_gaps(seen: Scan, pattern: re.Pattern[str], name: str) -> list[Finding]:
+    """Return a finding for each rank without a file, counted as numbers from 0 to the highest one."""
+    ranks = {int(found[1]) for file in seen.names if (found := pattern.fullmatch(file))}
+    return [missing(seen, name.format(rank)) for rank in range(max(ranks, default=-1)) if rank not in ranks][
+        :_MOST_RANKS
+    ]

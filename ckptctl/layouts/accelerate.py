@@ -1,0 +1,80 @@
+"""What accelerate's ``save_state`` writes: a model, ``optimizer.bin``, ``scheduler.bin`` and more, a file each.
+
+The number in the directory's name counts saves, not steps; the step stands in the random states.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ckptctl.layouts._index import indexes_of
+from ckptctl.layouts._layout import Layout, Scan
+from ckptctl.layouts._members import find_members, missing, rank_gaps, read_members, table
+from ckptctl.model import Checkpoint, Component, Found
+from ckptctl.values import as_mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckptctl.model import Finding, Part
+
+_NUMBER = r"(_[0-9]{1,6})?"
+_TABLE = table(
+    (Component.MODEL, rf"(model{_NUMBER}\.safetensors|pytorch_model{_NUMBER}\.bin)"),
+    (Component.OPTIMIZER, rf"optimizer{_NUMBER}\.bin"),
+    (Component.SCHEDULER, rf"scheduler{_NUMBER}\.bin"),
+    (Component.RNG, r"random_states_[0-9]{1,6}\.pkl"),
+    (Component.DATA, rf"(sampler|dl_state_dict){_NUMBER}\.bin"),
+    (Component.TRAINER, r"scaler\.pt"),
+    (Component.OTHER, r"custom_checkpoint_[0-9]{1,6}\.pkl"),
+)
+_RANK = re.compile(r"random_states_([0-9]{1,6})\.pkl")
+
+
+def accepts(seen: Scan) -> bool:
+    """A directory with the random states of a rank, or with an optimizer beside a model."""
+    names = set(seen.names)
+    with_model = any(component is Component.MODEL for component, _ in find_members(seen, _TABLE)) or indexes_of(seen)
+    return seen.directory and (any(map(_RANK.fullmatch, names)) or ("optimizer.bin" in names and bool(with_model)))
+
+
+def open_(seen: Scan) -> Checkpoint:
+    """Describe the directory as one checkpoint."""
+    members = find_members(seen, _TABLE)
+    indexes = [(Component.MODEL, path.name) for path in indexes_of(seen)[:1]]
+    files, parts, findings = read_members(seen, [*indexes, *members])
+    return Checkpoint(
+        path=seen.path,
+        layout=LAYOUT.name,
+        title="accelerate state",
+        files=files,
+        parts=parts,
+        step=_step(parts),
+        findings=(*findings, *_incomplete(seen, parts)),
+    )
+
+
+def _step(parts: Mapping[Component, Part]) -> Found | None:
+    for stem, values in (parts[Component.RNG].values if Component.RNG in parts else {}).items():
+        step = (as_mapping(values) or {}).get("step")
+        if isinstance(step, int) and not isinstance(step, bool):
+            return Found(name="step", value=step, where=f"{stem}: step")
+    return None
+
+
+def _incomplete(seen: Scan, parts: Mapping[Component, Part]) -> Iterator[Finding]:
+    if Component.MODEL not in parts and not any(name.startswith("pytorch_model_fsdp") for name in seen.names):
+        yield missing(seen, "the model")
+    if Component.OPTIMIZER not in parts and not any(name.startswith("optimizer") for name in seen.names):
+        yield missing(seen, "optimizer.bin")
+    yield from rank_gaps(seen, _RANK, "random_states_{}.pkl")
+
+
+LAYOUT = Layout(
+    name="accelerate",
+    title="accelerate state",
+    about="a directory of accelerate's `save_state`",
+    accepts=accepts,
+    open=open_,
+)

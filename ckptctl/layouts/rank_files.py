@@ -1,0 +1,119 @@
+"""Files that differ only in the number of a rank, ``NAME-rank0.pt`` and so on: one checkpoint.
+
+Each holds its rank's shards of tensors that it describes whole, or the same whole tensors as every other.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckptctl import formats
+from ckptctl.errors import CorruptError, counted
+from ckptctl.layouts._components import split
+from ckptctl.layouts._facts import facts
+from ckptctl.layouts._layout import Layout, Scan
+from ckptctl.layouts._members import missing
+from ckptctl.model import Checkpoint, Contents, Finding, Severity, TensorInfo
+from ckptctl.storage import LocalFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_RANKED = re.compile(r"(.*[-_.])rank[-_]?([0-9]{1,6})(\.(?:pt|pth|bin|ckpt))")
+_WORLD = ("world_size",)
+
+
+def accepts(seen: Scan) -> bool:
+    """A directory in which all files with a rank's number differ in nothing else."""
+    return seen.directory and len(_groups(seen)) == 1
+
+
+def open_(seen: Scan) -> Checkpoint:
+    """Describe all ranks as one checkpoint."""
+    ((stem, suffix), ranks), *_ = _groups(seen).items()
+    contents = {rank: _read(seen, name) for rank, name in sorted(ranks.items())}
+    first = contents[min(contents)]
+    tensors = _joined(seen, contents)
+    found = facts(seen.path / f"{stem}{suffix}", first)
+    return Checkpoint(
+        path=seen.path,
+        layout=LAYOUT.name,
+        title=f"{formats.title_of(first)}, {counted(len(contents), 'rank')}",
+        files=tuple(_without_rank_note(one) for one in contents.values()),
+        parts=split(replace(first, tensors=tensors)),
+        step=found.step,
+        epoch=found.epoch,
+        metrics=found.metrics,
+        findings=tuple(_incomplete(seen, stem, suffix, contents)),
+    )
+
+
+def _groups(seen: Scan) -> dict[tuple[str, str], dict[int, str]]:
+    """Return name and suffix of each group, with the file of each rank, ranks compared as numbers."""
+    groups: dict[tuple[str, str], dict[int, str]] = {}
+    for name in seen.names:
+        found = _RANKED.fullmatch(name)
+        if found:
+            groups.setdefault((found[1], found[3]), {})[int(found[2])] = name
+    return groups
+
+
+def _read(seen: Scan, name: str) -> Contents:
+    file = LocalFile(seen.path / name)
+    contents = formats.read(file.range())
+    file.release()
+    return contents
+
+
+def _joined(seen: Scan, contents: dict[int, Contents]) -> dict[str, TensorInfo]:
+    """Bring the blocks of all ranks together; of what every rank has whole, one is taken."""
+    joined: dict[str, TensorInfo] = {}
+    for rank, one in contents.items():
+        for name, tensor in one.tensors.items():
+            known = joined.get(name)
+            if known is None or known.layout != "strided":
+                joined.setdefault(name, tensor)
+                continue
+            if (known.shape, known.dtype) != (tensor.shape, tensor.dtype):
+                raise CorruptError(f"{seen.path}: rank {rank} describes {name} otherwise than another rank")
+            blocks = {piece.offsets: piece for piece in (*tensor.pieces, *known.pieces)}
+            joined[name] = replace(known, pieces=tuple(blocks.values()))
+    return joined
+
+
+def _without_rank_note(contents: Contents) -> Contents:
+    return replace(contents, findings=tuple(found for found in contents.findings if found.slug != "one-rank"))
+
+
+def _incomplete(seen: Scan, stem: str, suffix: str, contents: dict[int, Contents]) -> Iterator[Finding]:
+    """Yield ranks that are missing: below the highest one, or of a world whose size a file states."""
+    sizes = {_world_size(one) for one in contents.values()} - {0}
+    world = max(sizes, default=0)
+    for rank in range(max(world, max(contents) + 1)):
+        if rank not in contents:
+            yield missing(seen, f"{stem}rank{rank}{suffix}")
+    if len(sizes) > 1:
+        lost = missing(seen, "a rank")
+        message = f"the ranks state different world sizes: {sorted(sizes)}"
+        yield replace(lost, slug="mixed-ranks", message=message)
+    steps = {step.value for one in contents.values() if (step := facts(seen.path, one).step)}
+    if len(steps) > 1:
+        message = f"the ranks are of different steps: {sorted(steps)}"
+        yield replace(missing(seen, "a rank"), slug="mixed-ranks", message=message, severity=Severity.ERROR)
+
+
+def _world_size(contents: Contents) -> int:
+    values = contents.values if isinstance(contents.values, dict) else {}
+    found = next((values[key] for key in _WORLD if key in values), 0)
+    return found if type(found) is int and 0 < found < 1 << 20 else 0
+
+
+LAYOUT = Layout(
+    name="rank-files",
+    title="a file for each rank",
+    about="files that differ only in a rank's number, `NAME-rank0.pt` and so on, with shards or whole tensors",
+    accepts=accepts,
+    open=open_,
+)
