@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
-from ckptctl.layouts import accelerate, deepspeed, hf_trainer, rank_files, sharded_index, single_file, torch_dcp
+from ckptctl.layouts import accelerate, deepspeed, hf_trainer, orbax, rank_files, sharded_index, single_file, torch_dcp
 from ckptctl.layouts._layout import Layout, Scan, scan
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ __all__ = ["LAYOUTS", "Layout", "Scan", "open_checkpoint"]
 LAYOUTS: tuple[Layout, ...] = (
     torch_dcp.LAYOUT,
     deepspeed.LAYOUT,
+    orbax.LAYOUT,
     accelerate.LAYOUT,
     hf_trainer.LAYOUT,
     sharded_index.LAYOUT,

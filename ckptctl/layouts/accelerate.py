@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ckptctl.layouts._dcp import holds_dcp, read_dcp
 from ckptctl.layouts._index import indexes_of
-from ckptctl.layouts._layout import Layout, Scan
+from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.layouts._members import find_members, missing, rank_gaps, read_members, table
 from ckptctl.model import Checkpoint, Component, Found
 from ckptctl.values import as_mapping
@@ -29,6 +30,7 @@ _TABLE = table(
     (Component.TRAINER, r"scaler\.pt"),
     (Component.OTHER, r"custom_checkpoint_[0-9]{1,6}\.pkl"),
 )
+_FSDP = re.compile(r"(?:pytorch_model_fsdp|optimizer)_[0-9]{1,6}")
 _RANK = re.compile(r"random_states_([0-9]{1,6})\.pkl")
 
 
@@ -36,6 +38,8 @@ def accepts(seen: Scan) -> bool:
     """A directory with the random states of a rank, or with an optimizer beside a model."""
     names = set(seen.names)
     with_model = any(component is Component.MODEL for component, _ in find_members(seen, _TABLE)) or indexes_of(seen)
+    if any(_FSDP.fullmatch(name) and name.startswith("pytorch_model") for name in names):
+        return seen.directory
     return seen.directory and (any(map(_RANK.fullmatch, names)) or ("optimizer.bin" in names and bool(with_model)))
 
 
@@ -43,13 +47,20 @@ def open_(seen: Scan) -> Checkpoint:
     """Describe the directory as one checkpoint."""
     members = find_members(seen, _TABLE)
     indexes = [(Component.MODEL, path.name) for path in indexes_of(seen)[:1]]
-    files, parts, findings = read_members(seen, [*indexes, *members])
+    files, found, findings = read_members(seen, [*indexes, *members])
+    parts = dict(found)
+    for name in filter(_FSDP.fullmatch, seen.names):
+        inner = scan(seen.path / name)
+        if holds_dcp(inner):
+            read = read_dcp(inner)
+            files, findings = (*files, *read.files), (*findings, *read.findings)
+            parts |= read.parts()
     return Checkpoint(
         path=seen.path,
         layout=LAYOUT.name,
         title="accelerate state",
         files=files,
-        parts=parts,
+        parts={component: parts[component] for component in Component if component in parts},
         step=_step(parts),
         findings=(*findings, *_incomplete(seen, parts)),
     )

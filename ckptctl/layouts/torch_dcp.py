@@ -6,160 +6,42 @@ is written last: without it the save never finished.
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl import formats
-from ckptctl.errors import CkptctlError, CorruptError, counted
+from ckptctl.errors import counted
 from ckptctl.layouts._components import split
+from ckptctl.layouts._dcp import DATA, holds_dcp, read_dcp
 from ckptctl.layouts._facts import Facts, facts
 from ckptctl.layouts._layout import Layout, Scan
-from ckptctl.layouts._members import unfinished
-from ckptctl.model import Aspect, Checkpoint, Component, Contents, Encoding, Finding, Part, Piece, Severity, TensorInfo
-from ckptctl.storage import ByteRange, LocalFile
-from ckptctl.values import Elided, TensorRef
+from ckptctl.model import Checkpoint, Component, Contents, Part
+from ckptctl.storage import LocalFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DATA = re.compile(r".*\.distcp")
-_METADATA = re.compile(r"(__[0-9]{1,6})?\.metadata")
-_MOST_FINDINGS, _MOST_VALUES, _LONG_VALUE = 20, 1000, 1 << 20
-_MAX_DEPTH = 32
+    from ckptctl.layouts._dcp import Distributed
+
 _BESIDE = ("meta.pt", "common.pt")
-
-
-def accepts(seen: Scan) -> bool:
-    """A directory with metadata, or with data files that lack it."""
-    return seen.directory and any(_METADATA.fullmatch(name) or _DATA.fullmatch(name) for name in seen.names)
 
 
 def open_(seen: Scan) -> Checkpoint:
     """Describe what the metadata says, and hold it against the files that are there."""
-    names = [name for name in seen.names if _METADATA.fullmatch(name)]
-    findings: list[Finding] = []
-    if not names:
-        findings.append(unfinished(seen, ".metadata, which is written last, is missing"))
-    data = _Data(seen)
-    metadatas = [_read(seen, name) for name in names]
-    tensors = _joined([metadata for _, metadata in metadatas], data)
+    read = read_dcp(seen)
     beside = [_beside(seen, name) for name in _BESIDE if name in seen.names]
-    uses = tuple(use for _, metadata in metadatas for use in metadata.globals)
-    files = tuple(
-        Contents(format="torch-dcp", range=source, tensors={}, globals=uses if index == 0 else ())
-        for index, source in enumerate([source for source, _ in metadatas] + data.ranges())
-    )
-    values = {name: value for _, metadata in metadatas for name, value in data.values(metadata).items()}
-    whole = Contents(format="torch-dcp", range=files[0].range, tensors=tensors)
-    found = _facts(seen, whole, beside, values)
+    found = _facts(seen, read, beside)
     return Checkpoint(
         path=seen.path,
         layout=LAYOUT.name,
         title=_title(seen),
-        files=(*files, *beside),
-        parts=_parts(whole, beside, values),
+        files=(*read.files, *beside),
+        parts=_parts(read, beside),
         step=found.step,
         epoch=found.epoch,
         metrics=found.metrics,
-        findings=(*findings, *data.findings),
+        findings=read.findings,
     )
-
-
-def _facts(seen: Scan, whole: Contents, beside: list[Contents], values: Mapping[str, object]) -> Facts:
-    """Look into the file beside the data, or else among the items that are no tensors."""
-    if beside:
-        return facts(seen.path, beside[0])
-    last: dict[str, object] = {}
-    for name, value in values.items():
-        last.setdefault(name.rpartition(".")[2], value)
-    return facts(seen.path, replace(whole, values=last))
-
-
-class _Data:
-    """The data files, and what is wrong with what the metadata says of them."""
-
-    def __init__(self, seen: Scan) -> None:
-        self.seen = seen
-        self.files: dict[str, ByteRange] = {}
-        self.findings: list[Finding] = []
-        self._missing: dict[str, int] = {}
-        for name in seen.names:
-            if _DATA.fullmatch(name):
-                file = LocalFile(seen.path / name)
-                self.files[name] = file.range()
-                file.release()
-
-    def ranges(self) -> list[ByteRange]:
-        """Return all data files."""
-        return list(self.files.values())
-
-    def piece(self, name: str, chunk: formats.Chunk) -> Piece | None:
-        """Return the block if its bytes are there; otherwise note what is wrong."""
-        item = chunk.item
-        if item is None:
-            self._note("missing-item", f"the metadata does not say where a block of {name} lies")
-            return None
-        if not _is_plain(item.path):
-            raise CorruptError(
-                f"{self.seen.path}: the metadata places {name} in {item.path[:200]!r}, no name of a file beside it",
-                hint="names that lead out of the directory are never followed",
-            )
-        file = self.files.get(item.path)
-        if file is None:
-            if item.path not in self._missing:
-                self._note("missing-file", f"{item.path} is missing: blocks of {name} and more are lost")
-            self._missing[item.path] = self._missing.get(item.path, 0) + 1
-            return None
-        if item.offset + item.length > file.length:
-            end = item.offset + item.length
-            self._note("truncated", f"{item.path} is cut at {file.length} bytes; a block of {name} ends at {end}")
-            return None
-        whole = file.sub(item.offset, item.length)
-        return Piece(range=whole, offsets=chunk.offsets, shape=chunk.sizes, encoding=Encoding.ITEM)
-
-    def check_whole(self, tensors: Mapping[str, TensorInfo]) -> None:
-        """Note tensors whose blocks do not cover them, unless it has been said which files they lack."""
-        if self.findings:
-            return
-        for name, tensor in tensors.items():
-            covered = sum(math.prod(piece.shape) for piece in tensor.pieces)
-            if covered < tensor.numel:
-                self._note("missing-block", f"the blocks of {name} are {covered} of {tensor.numel} elements")
-
-    def values(self, metadata: formats.DcpMetadata) -> dict[str, object]:
-        """Read the items that are no tensors; what cannot be read is noted."""
-        read: dict[str, object] = {}
-        for name, item in list(metadata.values.items())[:_MOST_VALUES]:
-            file = self.files.get(item.path) if item else None
-            if not item or not file or item.offset + item.length > file.length or item.length > _LONG_VALUE:
-                read[name] = Elided("not read: its item is long, or not there")
-                continue
-            try:
-                read[name] = formats.read(file.sub(item.offset, item.length)).values
-            except CkptctlError as error:
-                self._note(error.slug, f"the item {name} cannot be read: {error.message}")
-        return read
-
-    def _note(self, slug: str, message: str) -> None:
-        if len(self.findings) < _MOST_FINDINGS:
-            self.findings.append(
-                Finding(
-                    aspect=Aspect.STRUCTURE,
-                    severity=Severity.ERROR,
-                    slug=slug,
-                    where=self.seen.path.name,
-                    message=message,
-                )
-            )
-
-
-def _read(seen: Scan, name: str) -> tuple[ByteRange, formats.DcpMetadata]:
-    file = LocalFile(seen.path / name)
-    metadata = formats.read_metadata(file.range())
-    file.release()
-    return file.range(), metadata
 
 
 def _beside(seen: Scan, name: str) -> Contents:
@@ -169,26 +51,18 @@ def _beside(seen: Scan, name: str) -> Contents:
     return contents
 
 
-def _joined(metadatas: list[formats.DcpMetadata], data: _Data) -> dict[str, TensorInfo]:
-    """Join what each rank's metadata says: sizes are those of the whole, chunks only its own."""
-    joined: dict[str, TensorInfo] = {}
-    for metadata in metadatas:
-        for name, tensor in metadata.tensors.items():
-            pieces = tuple(piece for chunk in tensor.chunks if (piece := data.piece(name, chunk)))
-            known = joined.get(name)
-            if known and (known.shape, known.dtype) != (tensor.shape, tensor.dtype):
-                raise CorruptError(f"{data.seen.path}: two ranks describe {name} differently")
-            # Ranks may each list the same replica.
-            blocks = {piece.offsets: piece for piece in (*(known.pieces if known else ()), *pieces)}
-            joined[name] = TensorInfo(name=name, dtype=tensor.dtype, shape=tensor.shape, pieces=tuple(blocks.values()))
-    data.check_whole(joined)
-    return joined
+def _facts(seen: Scan, read: Distributed, beside: list[Contents]) -> Facts:
+    """Look into the file beside the data, or else among the items that are no tensors."""
+    if beside:
+        return facts(seen.path, beside[0])
+    last: dict[str, object] = {}
+    for name, value in read.values.items():
+        last.setdefault(name.rpartition(".")[2], value)
+    return facts(seen.path, replace(read.files[0], tensors=read.tensors, values=last))
 
 
-def _parts(whole: Contents, beside: list[Contents], values: Mapping[str, object]) -> Mapping[Component, Part]:
-    """Sort tensors and values by the names that lead to them, and add what lies beside."""
-    named = split(replace(whole, values=_tree({**{n: TensorRef(name=n) for n in whole.tensors}, **values})))
-    parts = dict(named if Component.MODEL in named or Component.OPTIMIZER in named else split(whole))
+def _parts(read: Distributed, beside: list[Contents]) -> Mapping[Component, Part]:
+    parts = read.parts()
     for contents in beside:
         for component, part in split(contents).items():
             known = parts.get(component)
@@ -200,48 +74,18 @@ def _both(one: Part, other: Part) -> Part:
     return replace(one, tensors={**one.tensors, **other.tensors}, values={**one.values, **other.values})
 
 
-def _tree(flat: Mapping[str, object]) -> object:
-    """Nest flattened names again; where all keys are numbers there was a list."""
-    root: dict[object, object] = {}
-    for name, value in flat.items():
-        node, (*path, last) = root, name.split(".", _MAX_DEPTH)
-        for step in path:
-            inner = node.get(step)
-            if not isinstance(inner, dict):
-                inner = node[step] = {}
-            node = inner
-        node[last] = value
-    return _lists(root, _MAX_DEPTH)
-
-
-def _lists(node: object, depth: int) -> object:
-    if not isinstance(node, dict) or not depth:
-        return node
-    inner = {key: _lists(value, depth - 1) for key, value in node.items()}
-    numbers = all(isinstance(key, str) and key.isdigit() for key in inner)
-    return list(inner.values()) if inner and numbers else inner
-
-
 def _title(seen: Scan) -> str:
     names = set(seen.names)
     if "metadata.json" in names and "common.pt" in names:
         return "Megatron-Core distributed checkpoint"
     kind = "Lightning sharded checkpoint" if "meta.pt" in names else "torch distributed checkpoint"
-    return f"{kind}, {counted(sum(bool(_DATA.fullmatch(name)) for name in names), 'data file')}"
-
-
-def _is_plain(path: str) -> bool:
-    parts = path.split("/")
-    return (
-        all(part not in ("", ".", "..") and part.isprintable() and "\\" not in part for part in parts)
-        and len(parts) == 1
-    )
+    return f"{kind}, {counted(sum(bool(DATA.fullmatch(name)) for name in names), 'data file')}"
 
 
 LAYOUT = Layout(
     name="torch-dcp",
     title="torch distributed checkpoint",
     about="a directory of torch.distributed.checkpoint, also as Lightning and Megatron-Core write it",
-    accepts=accepts,
+    accepts=holds_dcp,
     open=open_,
 )
