@@ -12,10 +12,12 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "CkptctlError": "ckptctl.errors",
     "Checkpoint": "ckptctl.model",
+    "CheckpointInfo": "ckptctl.model",
     "Component": "ckptctl.model",
     "InspectReport": "ckptctl.ops.inspect",
     "Selection": "ckptctl.ops.inspect",
     "TensorInfo": "ckptctl.model",
+    "find_checkpoints": "ckptctl.runs",
     "inspect": "ckptctl.ops.inspect",
     "open_checkpoint": "ckptctl.layouts",
 }

@@ -22,6 +22,12 @@ class CkptctlError(Exception):
         self.hint = hint
 
 
+class UsageError(CkptctlError):
+    """What was asked makes no sense, such as a pattern that is no regular expression."""
+
+    slug = "usage"
+
+
 class UnreadableError(CkptctlError):
     """There is no such file, or it may not be read, or it is not a regular file."""
 

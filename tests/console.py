@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from pathlib import Path
+from unittest import mock
 
 from ckptctl.cli.app import main
 
@@ -35,7 +36,9 @@ def output_of(command: str) -> str:
     before = os.getcwd()
     os.chdir(ROOT)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        # How old the files are differs from one checkout to the next.
+        ages = mock.patch("ckptctl.cli._inspect_run.age", return_value="3 min")
+        with ages, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             main(arguments[1:])
     finally:
         os.chdir(before)

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from datetime import datetime
 from pathlib import Path
 
 from ckptctl.cli._text import escape
@@ -123,6 +124,8 @@ def to_json(value: object) -> object:
             return value.value
         case Path():
             return str(value)
+        case datetime():
+            return value.isoformat(timespec="seconds")
         case Mapping():
             return {str(to_json(key)): to_json(inner) for key, inner in value.items()}
         case list() | tuple():

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
 _LIMIT = 200
 _LONG_NUMBER = 10**15
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
@@ -37,6 +42,15 @@ def number(value: float) -> str:
 def plural(amount: int, what: str) -> str:
     """Return an amount with its noun."""
     return f"{amount:,} {what}" + ("" if amount == 1 else "s")
+
+
+def age(now: datetime, then: datetime) -> str:
+    """Return how long ago something was, in its largest unit; what lies in the future is zero seconds old."""
+    seconds = max(int((now - then).total_seconds()), 0)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length or (unit == "min" and seconds >= length):
+            return f"{seconds // length:,} {unit}"
+    return f"{seconds} s"
 
 
 def _scaled(value: int, units: tuple[str, ...], space: str) -> str:

@@ -23,6 +23,8 @@ Examples:
 
   ckptctl inspect checkpoint.pt --only optimizer --tensors
 
+  ckptctl inspect runs/gpt2
+
   ckptctl inspect runs/gpt2/model.safetensors.index.json --json
 
 Exit status: 0 it was read, also if it asks for code; 2 a path could not be read; 130 interrupted.
@@ -52,6 +54,10 @@ def run(
     ] = False,
     depth: Annotated[int, typer.Option("--depth", min=0, help="Levels of the module tree.", rich_help_panel=_WHAT)] = 3,
     sort: Annotated[Sort, typer.Option("--sort", help="Order of --tensors.", rich_help_panel=_WHAT)] = Sort.FILE,
+    pattern: Annotated[
+        str | None,
+        typer.Option("--pattern", help="Names of a run's checkpoints, as a regular expression.", rich_help_panel=_WHAT),
+    ] = None,
     only: options.Only = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
@@ -60,24 +66,19 @@ def run(
     quiet: options.Quiet = False,
 ) -> int:
     """Inspect each path in turn; one that cannot be read does not stop the rest."""
-    from ckptctl.cli import _inspect_text
-    from ckptctl.cli._output import Printer, print_json, to_json
-    from ckptctl.ops.inspect import Selection, inspect
+    from ckptctl.cli._inspect_answer import Answer
+    from ckptctl.ops.inspect import Selection, inspect, inspect_runs
 
     selection = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()), only=only)
-    documents: list[object] = []
-    printer = None if json or quiet else Printer()
+    answer = Answer(json=json, quiet=quiet, brief=brief, depth=depth)
 
     def one(path: Path) -> None:
-        report = inspect(path, selection=selection, tensors=tensors, values=values, header=header, sort=sort.value)
-        documents.append(to_json(report) if json else None)
-        if printer:
-            if len(documents) > 1 and not brief:
-                printer.line()
-            _inspect_text.show(printer, report, depth=depth, brief=brief)
+        runs = inspect_runs(path, pattern=pattern)
+        for report in runs:
+            answer.add_run(report)
+        if not runs:
+            answer.add(
+                inspect(path, selection=selection, tensors=tensors, values=values, header=header, sort=sort.value)
+            )
 
-    def finish() -> None:
-        if json and not quiet:
-            print_json({"schema": "ckptctl.inspect/1", "checkpoints": documents})
-
-    return guarded_each([*(partial(one, path) for path in paths), finish], as_json=json)
+    return guarded_each([*(partial(one, path) for path in paths), answer.finish], as_json=json)

@@ -18,7 +18,8 @@ class Format:
 
     `accepts` looks at a few bytes only and never raises on bad content; `read` describes the whole
     without reading tensors and raises a `CkptctlError` on content that breaks a rule of the format;
-    `account` says what each byte of a file that `read` described is for. `claims` are endings of
+    `account` says what each byte of a file that `read` described is for. `check`, where reading costs more, only
+    makes sure that all records are there and as long as stated. `claims` are endings of
     names: a file of that name that no format accepts is given to this reader, to say what is wrong.
     """
 
@@ -28,4 +29,5 @@ class Format:
     accepts: Callable[[ByteRange], bool]
     read: Callable[[ByteRange], Contents]
     account: Callable[[Contents], tuple[Region, ...]]
+    check: Callable[[ByteRange], Contents] | None = None
     claims: tuple[str, ...] = ()

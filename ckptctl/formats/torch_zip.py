@@ -33,10 +33,7 @@ def accepts(source: ByteRange) -> bool:
 
 def read(source: ByteRange) -> Contents:
     """Describe a file of ``torch.save`` without loading a tensor."""
-    try:
-        archive = Archive(source)
-    except CorruptError as error:
-        raise explain_cut(source, error) from None
+    archive = _archive(source)
     archive.check_crc("data.pkl")
     found = unpickle(archive.record("data.pkl"), archive)
     storages = [storage for _, storage in archive.storages.values()]
@@ -50,6 +47,19 @@ def read(source: ByteRange) -> Contents:
     )
 
 
+def check(source: ByteRange) -> Contents:
+    """Make sure that the archive is whole, without looking into its pickle."""
+    _archive(source).record("data.pkl")
+    return Contents(format=FORMAT.name, range=source, tensors={})
+
+
+def _archive(source: ByteRange) -> Archive:
+    try:
+        return Archive(source)
+    except CorruptError as error:
+        raise explain_cut(source, error) from None
+
+
 FORMAT = Format(
     name="torch-zip",
     title="torch zip",
@@ -57,4 +67,5 @@ FORMAT = Format(
     accepts=accepts,
     read=read,
     account=account,
+    check=check,
 )

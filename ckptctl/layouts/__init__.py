@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
 from ckptctl.layouts import accelerate, deepspeed, hf_trainer, orbax, rank_files, sharded_index, single_file, torch_dcp
+from ckptctl.layouts._facts import number_of
 from ckptctl.layouts._layout import Layout, Scan, scan
+from ckptctl.layouts._trainer_state import read_trainer_state
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from ckptctl.model import Checkpoint
 
-__all__ = ["LAYOUTS", "Layout", "Scan", "open_checkpoint"]
+__all__ = ["LAYOUTS", "Layout", "Scan", "layout_of", "number_of", "open_checkpoint", "trainer_state"]
 
 LAYOUTS: tuple[Layout, ...] = (
     torch_dcp.LAYOUT,
@@ -28,8 +32,13 @@ LAYOUTS: tuple[Layout, ...] = (
 )
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(
+    path: str | os.PathLike[str], *, glance: bool = False, names: tuple[str, ...] | None = None
+) -> Checkpoint:
     """Describe the checkpoint at `path`: its tensors, values, step and metrics, nothing loaded.
+
+    At a `glance` whatever is costly and not needed to tell whether it is whole is left out: of a directory,
+    the contents of optimizers and the like. `names`, where given, are the only ones in the directory that count.
 
     Raises
     ------
@@ -40,7 +49,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     CorruptError, LimitError, UnsafePickleError
         It breaks the rules of its own format.
     """
-    seen = scan(Path(path))
+    seen = scan(Path(path), glance=glance)
+    seen = seen if names is None else replace(seen, names=names)
     for layout in LAYOUTS:
         if layout.accepts(seen):
             return layout.open(seen)
@@ -48,3 +58,14 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         "an empty directory" if not seen.names else "a directory that is no checkpoint in a layout that ckptctl knows"
     )
     raise UnknownFormatError(f"{seen.path}: {what}", hint="give a file, or a directory with an index of shards")
+
+
+def layout_of(path: Path) -> Layout | None:
+    """Return the layout that accepts a path by its names; None if none does."""
+    seen = scan(path)
+    return next((layout for layout in LAYOUTS if layout.accepts(seen)), None)
+
+
+def trainer_state(path: Path) -> Mapping[str, object]:
+    """Return the whole state of the Hugging Face Trainer in a directory; empty if there is none."""
+    return read_trainer_state(scan(path))

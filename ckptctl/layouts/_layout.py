@@ -6,22 +6,40 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.storage import unreadable
+from ckptctl import formats
+from ckptctl.storage import LocalFile, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckptctl.model import Checkpoint
+    from ckptctl.model import Checkpoint, Contents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """One look at a path: whether it is a directory, and the names in it."""
+    """One look at a path: whether it is a directory, and the names in it.
+
+    At a `glance` only names, sizes, headers and small metadata count; what lies in optimizers is passed over.
+    """
 
     path: Path
     directory: bool
     names: tuple[str, ...]
+    glance: bool = False
+
+    def read(self, name: str, *, values: bool = False) -> Contents:
+        """Describe a file beside the others, whole where its `values` are needed.
+
+        Raises
+        ------
+        CkptctlError
+            It cannot be read; the class says why.
+        """
+        file = LocalFile(self.path / name)
+        contents = (formats.glance if self.glance and not values else formats.read)(file.range())
+        file.release()
+        return contents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +57,7 @@ class Layout:
     open: Callable[[Scan], Checkpoint]
 
 
-def scan(path: Path) -> Scan:
+def scan(path: Path, *, glance: bool = False) -> Scan:
     """Look at a path once.
 
     Raises
@@ -52,4 +70,4 @@ def scan(path: Path) -> Scan:
         names = tuple(sorted(entry.name for entry in path.iterdir())) if directory else ()
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
-    return Scan(path=path, directory=directory, names=names)
+    return Scan(path=path, directory=directory, names=names, glance=glance)

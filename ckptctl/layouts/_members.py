@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckptctl import formats
 from ckptctl.errors import CkptctlError
 from ckptctl.layouts._index import read_shards
 from ckptctl.model import Aspect, Component, Contents, Finding, Part, Severity, TensorInfo
@@ -28,6 +27,7 @@ class _Gathered:
     files: list[Contents]
     tensors: dict[str, TensorInfo]
     values: dict[str, object]
+    findings: list[Finding]
 
 
 def table(*rows: tuple[Component, str]) -> Table:
@@ -46,18 +46,19 @@ def find_members(seen: Scan, rows: Table) -> list[tuple[Component, str]]:
 
 
 def read_members(
-    seen: Scan, members: Iterable[tuple[Component, str]]
+    seen: Scan, members: Iterable[tuple[Component, str]], *, needed: str = ""
 ) -> tuple[tuple[Contents, ...], Mapping[Component, Part], tuple[Finding, ...]]:
     """Read files and shards with an index; names of the model stay, others begin with the file's stem.
 
     A file that cannot be read is a finding, not the end: the rest of the checkpoint is still described.
+    The values of the file `needed` are read even at a glance.
     """
     gathered: dict[Component, _Gathered] = {}
     findings: list[Finding] = []
     for component, name in members:
-        into = gathered.setdefault(component, _Gathered([], {}, {}))
+        into = gathered.setdefault(component, _Gathered([], {}, {}, findings))
         try:
-            _read(seen, component, name, into, findings)
+            _read(seen, component, name, into, values=name == needed)
         except CkptctlError as error:
             findings.append(finding_of(error, name))
     parts = {
@@ -68,16 +69,14 @@ def read_members(
     return tuple(c for found in gathered.values() for c in found.files), parts, tuple(findings)
 
 
-def _read(seen: Scan, component: Component, name: str, into: _Gathered, findings: list[Finding]) -> None:
+def _read(seen: Scan, component: Component, name: str, into: _Gathered, *, values: bool) -> None:
     if name.endswith(".index.json"):
         shards = read_shards(seen, seen.path / name)
         into.files += shards.files
         into.tensors |= shards.tensors
-        findings += shards.findings
+        into.findings += shards.findings
         return
-    file = LocalFile(seen.path / name)
-    contents = formats.read(file.range())
-    file.release()
+    contents = seen.read(name, values=values)
     into.files.append(contents)
     stem = name.partition(".")[0]
     prefix = "" if component is Component.MODEL else f"{stem}."

@@ -47,7 +47,7 @@ def open_(seen: Scan) -> Checkpoint:
     """Describe the directory as one checkpoint."""
     members = find_members(seen, _TABLE)
     indexes = [(Component.MODEL, path.name) for path in indexes_of(seen)[:1]]
-    files, found, findings = read_members(seen, [*indexes, *members])
+    files, found, findings = read_members(seen, [*indexes, *members], needed="random_states_0.pkl")
     parts = dict(found)
     for name in filter(_FSDP.fullmatch, seen.names):
         inner = scan(seen.path / name)
@@ -62,22 +62,23 @@ def open_(seen: Scan) -> Checkpoint:
         files=files,
         parts={component: parts[component] for component in Component if component in parts},
         step=_step(parts),
-        findings=(*findings, *_incomplete(seen, parts)),
+        findings=(*findings, *_incomplete(seen, {component for component, _ in [*indexes, *members]})),
     )
 
 
 def _step(parts: Mapping[Component, Part]) -> Found | None:
     for stem, values in (parts[Component.RNG].values if Component.RNG in parts else {}).items():
         step = (as_mapping(values) or {}).get("step")
-        if isinstance(step, int) and not isinstance(step, bool):
+        # It counts only batches under accumulate(): zero says that nobody counted.
+        if isinstance(step, int) and step > 0 and not isinstance(step, bool):
             return Found(name="step", value=step, where=f"{stem}: step")
     return None
 
 
-def _incomplete(seen: Scan, parts: Mapping[Component, Part]) -> Iterator[Finding]:
-    if Component.MODEL not in parts and not any(name.startswith("pytorch_model_fsdp") for name in seen.names):
+def _incomplete(seen: Scan, there: set[Component]) -> Iterator[Finding]:
+    if Component.MODEL not in there and not any(name.startswith("pytorch_model_fsdp") for name in seen.names):
         yield missing(seen, "the model")
-    if Component.OPTIMIZER not in parts and not any(name.startswith("optimizer") for name in seen.names):
+    if Component.OPTIMIZER not in there and not any(name.startswith("optimizer") for name in seen.names):
         yield missing(seen, "optimizer.bin")
     yield from rank_gaps(seen, _RANK, "random_states_{}.pkl")
 

@@ -9,7 +9,6 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl import formats
 from ckptctl.errors import CkptctlError, CorruptError, counted
 from ckptctl.layouts._components import split
 from ckptctl.layouts._facts import Facts, facts
@@ -40,10 +39,13 @@ def open_(seen: Scan) -> Checkpoint:
     """Describe the newest state, the one that ``latest`` names."""
     findings: list[Finding] = []
     if not _has_states(seen):
-        seen = scan(seen.path / _tag(seen, findings))
+        seen = scan(seen.path / _tag(seen, findings), glance=seen.glance)
     models = {name: found for name in seen.names if (found := _MODEL.fullmatch(name))}
     optimizers = {name: found for name in seen.names if (found := _OPTIMIZER.fullmatch(name))}
-    read = {name: one for name in (*models, *optimizers) if (one := _read(seen, name, findings))}
+    read: dict[str, Contents] = {}
+    for name in (*models, *optimizers):
+        one = _read(seen, name, findings, values=not read)
+        read |= {name: one} if one else {}
     first = next((read[name] for name in models if name in read), None)
     if first is None:
         raise CorruptError(f"{seen.path}: no model states can be read")
@@ -93,15 +95,12 @@ def _tag(seen: Scan, findings: list[Finding]) -> str:
     return tags[-1]
 
 
-def _read(seen: Scan, name: str, findings: list[Finding]) -> Contents | None:
+def _read(seen: Scan, name: str, findings: list[Finding], *, values: bool) -> Contents | None:
     try:
-        file = LocalFile(seen.path / name)
-        contents = formats.read(file.range())
-        file.release()
+        return seen.read(name, values=values)
     except CkptctlError as error:
         findings.append(finding_of(error, name))
         return None
-    return contents
 
 
 def _incomplete(seen: Scan, models: Mapping[str, re.Match[str]], optimizers: Mapping[str, re.Match[str]],

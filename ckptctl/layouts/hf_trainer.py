@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from ckptctl.layouts._index import indexes_of
 from ckptctl.layouts._layout import Layout, Scan
-from ckptctl.layouts._members import find_members, missing, rank_gaps, read_json, read_members, table, unfinished
+from ckptctl.layouts._members import find_members, missing, rank_gaps, read_members, table, unfinished
+from ckptctl.layouts._trainer_state import NAME as _STATE
+from ckptctl.layouts._trainer_state import read_trainer_state
 from ckptctl.model import Checkpoint, Component, Finding, Found, Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_STATE = "trainer_state.json"
 _TABLE = table(
     (Component.MODEL, r"model\.safetensors|pytorch_model\.bin|adapter_model\.(safetensors|bin)"),
     (Component.OPTIMIZER, r"optimizer\.pt"),
@@ -44,7 +45,7 @@ def open_(seen: Scan) -> Checkpoint:
     # Beside a safetensors file, loaders pass over a pickle of the same weights.
     chosen = [(Component.MODEL, name) for name in sorted(models, key=lambda name: "safetensors" not in name)[:1]]
     files, parts, findings = read_members(seen, [*chosen, *(m for m in members if m[0] is not Component.MODEL)])
-    state = read_json(seen, _STATE)
+    state = read_trainer_state(seen)
     if state:
         parts = _with_state(parts, state)
     return Checkpoint(
@@ -56,7 +57,7 @@ def open_(seen: Scan) -> Checkpoint:
         step=_found(state, "global_step") or _step_in_name(seen),
         epoch=_found(state, "epoch"),
         metrics=tuple(_metrics(state)),
-        findings=(*findings, *_incomplete(seen, models)),
+        findings=(*findings, *_incomplete(seen, models, state)),
     )
 
 
@@ -111,17 +112,17 @@ def _is_metric(key: object, value: object) -> bool:
     return named and isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _incomplete(seen: Scan, models: list[str]) -> Iterator[Finding]:
+def _incomplete(seen: Scan, models: list[str], state: Mapping[str, object]) -> Iterator[Finding]:
     """Yield what shows that the save did not reach its end."""
     names = set(seen.names)
-    if seen.path.name.startswith("tmp-checkpoint-"):
-        yield unfinished(seen, "it still has the temporary name of a save in progress")
     if not models:
         yield missing(seen, "the model")
     if "scheduler.pt" in names and "optimizer.pt" not in names:
         yield missing(seen, "optimizer.pt")
     if names & {"optimizer.pt", "scheduler.pt"} and _STATE not in names:
         yield unfinished(seen, f"{_STATE}, which is written last, is missing")
+    if _STATE in names and not state:
+        yield unfinished(seen, f"{_STATE}, which is written last, is cut or is no JSON object")
     yield from rank_gaps(seen, _RANK, "rng_state_{}.pth")
 
 

@@ -82,7 +82,7 @@ def _metrics(values: Mapping[str, object]) -> Iterator[Found]:
 
 
 def _incomplete(seen: Scan, metadata: Mapping[str, object]) -> Iterator[Finding]:
-    if _TEMPORARY in seen.path.name or not metadata.get("commit_timestamp_nsecs"):
+    if not metadata.get("commit_timestamp_nsecs"):
         yield unfinished(seen, "Orbax had not committed it")
     marked = [name for name in seen.names if "commit_success.txt" in _names_in(seen, name)]
     for name in seen.names if marked else ():

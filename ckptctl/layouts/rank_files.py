@@ -16,7 +16,6 @@ from ckptctl.layouts._facts import facts
 from ckptctl.layouts._layout import Layout, Scan
 from ckptctl.layouts._members import missing
 from ckptctl.model import Checkpoint, Contents, Finding, Severity, TensorInfo
-from ckptctl.storage import LocalFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +32,7 @@ def accepts(seen: Scan) -> bool:
 def open_(seen: Scan) -> Checkpoint:
     """Describe all ranks as one checkpoint."""
     ((stem, suffix), ranks), *_ = _groups(seen).items()
-    contents = {rank: _read(seen, name) for rank, name in sorted(ranks.items())}
+    contents = {rank: seen.read(name, values=True) for rank, name in sorted(ranks.items())}
     first = contents[min(contents)]
     tensors = _joined(seen, contents)
     found = facts(seen.path / f"{stem}{suffix}", first)
@@ -58,13 +57,6 @@ def _groups(seen: Scan) -> dict[tuple[str, str], dict[int, str]]:
         if found:
             groups.setdefault((found[1], found[3]), {})[int(found[2])] = name
     return groups
-
-
-def _read(seen: Scan, name: str) -> Contents:
-    file = LocalFile(seen.path / name)
-    contents = formats.read(file.range())
-    file.release()
-    return contents
 
 
 def _joined(seen: Scan, contents: dict[int, Contents]) -> dict[str, TensorInfo]:

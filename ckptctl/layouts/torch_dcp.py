@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl import formats
 from ckptctl.errors import counted
 from ckptctl.layouts._components import split
 from ckptctl.layouts._dcp import DATA, holds_dcp, read_dcp
 from ckptctl.layouts._facts import Facts, facts
 from ckptctl.layouts._layout import Layout, Scan
 from ckptctl.model import Checkpoint, Component, Contents, Part
-from ckptctl.storage import LocalFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +27,7 @@ _BESIDE = ("meta.pt", "common.pt")
 def open_(seen: Scan) -> Checkpoint:
     """Describe what the metadata says, and hold it against the files that are there."""
     read = read_dcp(seen)
-    beside = [_beside(seen, name) for name in _BESIDE if name in seen.names]
+    beside = [seen.read(name, values=True) for name in _BESIDE if name in seen.names]
     found = _facts(seen, read, beside)
     return Checkpoint(
         path=seen.path,
@@ -42,13 +40,6 @@ def open_(seen: Scan) -> Checkpoint:
         metrics=found.metrics,
         findings=read.findings,
     )
-
-
-def _beside(seen: Scan, name: str) -> Contents:
-    file = LocalFile(seen.path / name)
-    contents = formats.read(file.range())
-    file.release()
-    return contents
 
 
 def _facts(seen: Scan, read: Distributed, beside: list[Contents]) -> Facts:

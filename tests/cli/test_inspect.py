@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -268,3 +269,64 @@ def test_a_view_of_a_large_storage_is_noticed(ckptctl, tmp_path):
     torch.save({"rows": torch.arange(80_000.0).reshape(10_000, 8)[100:110]}, tmp_path / "slice.pt")
     out = ckptctl("inspect", tmp_path / "slice.pt", "--tensors").out
     assert "views keep a storage alive: 320 of 320000 bytes are used, 99.9 % are dead" in out
+
+
+def test_a_run_is_a_table_by_step_with_states_and_pointers(ckptctl, corpus):
+    out = ckptctl("inspect", corpus / "damaged" / "trainer_last_save_cut_short").out
+    lines = out.splitlines()
+    assert "Hugging Face Trainer · 3 checkpoints · 2 not whole · 143.3 kB · newest whole: 10" in lines[0]
+    assert lines[2].split() == ["name", "step", "epoch", "eval_loss", "size", "age", "state"]
+    assert lines[3].split()[:4] == ["checkpoint-10", "10", "0.625", "3.52"]
+    assert lines[3].endswith("whole   best")
+    assert "unfinished: trainer_state.json, which is written last, is missing" in lines[4]
+    assert "unfinished: it still has the temporary name" in lines[5]
+
+
+def test_a_run_as_json_has_raw_sizes_absolute_times_and_reasons(ckptctl, corpus):
+    document = json.loads(ckptctl("inspect", corpus / "damaged" / "trainer_last_save_cut_short", "--json").out)
+    assert document["schema"] == "ckptctl.inspect/1"
+    assert document["checkpoints"] == []
+    (report,) = document["runs"]
+    assert (report["nbytes"], report["whole"], report["metric"]) == (143308, 1, "eval_loss")
+    first, second, _ = report["run"]["checkpoints"]
+    assert first["step"] == {"name": "global_step", "value": 10, "where": "trainer_state.json: global_step"}
+    assert first["saved_at"].endswith("+00:00")
+    assert first["completeness"] == {"state": "whole", "why": []}
+    assert second["completeness"]["state"] == "unfinished"
+    assert first["pointers"] == ["best"]
+
+
+def test_a_checkpoint_that_holds_another_trainers_files_is_no_run(ckptctl, corpus):
+    for name in ("deepspeed/zero2_bf16_2ranks", "fsdp/fsdp2_1d_2ranks", "transformers/trainer_run/checkpoint-40"):
+        document = json.loads(ckptctl("inspect", corpus / name, "--json").out)
+        assert len(document["checkpoints"]) == 1
+        assert document["runs"] == []
+
+
+def test_a_run_beside_its_final_model_is_a_run(ckptctl, corpus, tmp_path):
+    source = corpus / "transformers" / "trainer_run" / "checkpoint-40"
+    shutil.copytree(source, tmp_path / "out")
+    shutil.copytree(source, tmp_path / "out" / "checkpoint-40")
+    out = ckptctl("inspect", tmp_path / "out").out
+    assert "1 checkpoint · " in out
+    assert "note: not taken for checkpoints: config.json" in out
+
+
+def test_a_run_in_one_line_and_with_a_pattern(ckptctl, corpus, tmp_path):
+    out = ckptctl("inspect", corpus / "safetensors" / "run_zero_padded", "--brief").out
+    assert len(out.splitlines()) == 1
+    assert "24 checkpoints" in out
+    assert ckptctl("inspect", corpus / "safetensors" / "run_zero_padded", "--quiet").out == ""
+    result = ckptctl("inspect", tmp_path, "--pattern", "(")
+    assert result.status == 2
+    assert "no regular expression" in result.err
+
+
+def test_names_in_a_run_reach_the_terminal_escaped(ckptctl, corpus, tmp_path):
+    shutil.copytree(corpus / "transformers" / "trainer_run" / "checkpoint-40", tmp_path / "checkpoint-40")
+    (tmp_path / "\x1b[31mred\u202e").mkdir()
+    (tmp_path / "latest").symlink_to("\x1b[2Jgone")
+    out = ckptctl("inspect", tmp_path).out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+    assert "latest points at \\x1b[2Jgone, which is not there" in out

@@ -1,0 +1,64 @@
+"""Runs: the checkpoints of a directory, by step, with what is whole, what points at them and what they scored."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import UsageError
+from ckptctl.runs._directory import look
+from ckptctl.runs._slots import runs_of
+
+if TYPE_CHECKING:
+    import os
+
+    from ckptctl.model import CheckpointInfo, Run
+    from ckptctl.runs._names import Named
+
+__all__ = ["checkpoint_names", "find_checkpoints", "find_runs"]
+
+
+def find_checkpoints(root: str | os.PathLike[str], *, pattern: str | None = None) -> tuple[CheckpointInfo, ...]:
+    """Return the checkpoints of the runs in `root`, run by run, each in the order of its steps.
+
+    Structure only: names, sizes, headers and small metadata; no tensor is read, nothing is run.
+
+    Parameters
+    ----------
+    pattern
+        A regular expression that the whole name of a checkpoint matches, instead of the known names. Its group
+        ``step``, or else the last digits of the name, give the step where the content does not.
+
+    Raises
+    ------
+    UnreadableError
+        There is no such directory, or it may not be read.
+    UsageError
+        The pattern is no regular expression.
+    """
+    return tuple(info for run in find_runs(root, pattern=pattern) for info in run.checkpoints)
+
+
+def find_runs(root: str | os.PathLike[str], *, pattern: str | None = None) -> tuple[Run, ...]:
+    """Return the runs in `root`: those whose checkpoints lie in it or else, one level down, in its directories."""
+    try:
+        compiled = re.compile(pattern) if pattern is not None else None
+    except re.error as error:
+        raise UsageError(f"--pattern {pattern!r} is no regular expression: {error}") from None
+    here = look(Path(root), compiled)
+    runs = runs_of(here)
+    if runs:
+        return runs
+    return tuple(run for name in here.directories for run in runs_of(look(here.path / name, compiled)))
+
+
+def checkpoint_names(path: Path, *, directories: bool) -> tuple[Named, ...]:
+    """Return the names in a directory that are names of checkpoints of a run; on demand only those of directories.
+
+    A bare number, and what DeepSpeed puts into the checkpoint of another trainer, do not count.
+    """
+    named = look(path, None).checkpoints
+    if not directories:
+        return named
+    return tuple(n for n in named if not n.bare and n.family != "global_step" and (path / n.name).is_dir())

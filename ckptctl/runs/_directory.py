@@ -1,0 +1,89 @@
+"""One look at a directory of checkpoints: names of checkpoints, links, pointers, and everything else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CkptctlError
+from ckptctl.model import Pointer
+from ckptctl.runs._names import Named, name_of
+from ckptctl.storage import LocalFile, unreadable
+
+if TYPE_CHECKING:
+    import re
+    from pathlib import Path
+
+_TRACKER = "latest_checkpointed_iteration.txt"
+_TEXTS = ("latest", "latest_universal", _TRACKER)
+_MAX_TEXT = 256
+_KEEP = ".keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    """What stands in a directory: `checkpoints` by their names, `directories` that are none, all `names`."""
+
+    path: Path
+    checkpoints: tuple[Named, ...]
+    pointers: tuple[Pointer, ...]
+    directories: tuple[str, ...]
+    names: frozenset[str]
+
+
+def look(path: Path, pattern: re.Pattern[str] | None) -> Directory:
+    """Sort what stands in a directory by what its names tell."""
+    checkpoints, pointers, directories, names = [], [], [], set()
+    try:
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    for entry in entries:
+        names.add(entry.name)
+        if entry.is_symlink():
+            pointers.append(_link(path, entry.name))
+        elif entry.name in _TEXTS and entry.is_file():
+            pointers += _text(path, entry.name)
+        elif not entry.name.startswith(".ckptctl-"):
+            directory = entry.is_dir()
+            named = name_of(entry.name, directory=directory, pattern=pattern)
+            if named:
+                checkpoints.append(named)
+            elif directory and not entry.name.startswith("."):
+                directories.append(entry.name)
+    return Directory(
+        path=path,
+        checkpoints=tuple(checkpoints),
+        pointers=tuple(pointers),
+        directories=tuple(directories),
+        names=frozenset(names),
+    )
+
+
+def is_pinned(path: Path, names: frozenset[str]) -> bool:
+    """Whether ``NAME.keep`` stands beside a checkpoint, or ``.keep`` in it."""
+    return f"{path.name}{_KEEP}" in names or (path / _KEEP).exists()
+
+
+def _link(path: Path, name: str) -> Pointer:
+    """A link: if it leads to a name in the same directory, to that name."""
+    target = os.path.realpath(path / name)
+    inside = os.path.dirname(target) == os.path.realpath(path)  # noqa: PTH120  # a string that realpath made
+    shown = os.path.basename(target) if inside else os.readlink(path / name)  # noqa: PTH115, PTH119
+    return Pointer(name=name, target=shown, dangling=not os.path.exists(target))  # noqa: PTH110
+
+
+def _text(path: Path, name: str) -> list[Pointer]:
+    """A text file that names the newest checkpoint; one with anything else in it points nowhere."""
+    try:
+        file = LocalFile(path / name)
+        text = file.range().head(_MAX_TEXT + 1).decode("utf-8", "replace").strip()
+        file.release()
+    except CkptctlError:
+        return []
+    if name == _TRACKER and text.isascii() and text.isdigit() and len(text) < 19:
+        text = f"iter_{int(text):07d}"
+    if not text or len(text) > _MAX_TEXT or "/" in text or text in (".", ".."):
+        return []
+    return [Pointer(name=name, target=text, dangling=not (path / text).exists())]

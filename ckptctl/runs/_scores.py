@@ -1,0 +1,63 @@
+"""What the checkpoints of a run scored, and which one the trainer holds for the best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptctl.layouts import trainer_state
+from ckptctl.model import Pointer
+from ckptctl.runs._metrics import metrics_beside, metrics_of_history
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ckptctl.runs._directory import Directory
+    from ckptctl.runs._entry import Entry
+
+_BEST = "best"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Metrics by step and by name, and what points at the best."""
+
+    by_step: Mapping[int, Mapping[str, float]]
+    by_name: Mapping[str, Mapping[str, float]]
+    pointers: tuple[Pointer, ...]
+
+    def of(self, step: int | None, entries: Iterable[Entry]) -> dict[str, float]:
+        """Return what one checkpoint scored: in its name, inside it, in its trainer's state, beside it."""
+        found: dict[str, float] = {}
+        for entry in entries:
+            found |= {**entry.named.metrics, **entry.metrics}
+            for path in entry.paths:
+                found |= self.by_name.get(path.name, {})
+        return found | dict(self.by_step.get(step, {})) if step is not None else found
+
+
+def scores_of(here: Directory, entries: Sequence[Entry]) -> Scores:
+    """Read the metrics beside the checkpoints and what the newest of them record; newer records win."""
+    by_step = metrics_beside(here.path, here.names)
+    by_name: dict[str, dict[str, float]] = {}
+    best = ""
+    recorded = sorted((e for e in entries if e.step and e.record), key=lambda e: e.step.value if e.step else 0)
+    for entry in recorded:
+        if entry.record:
+            _merge(by_step, entry.record.by_step)
+            by_name |= {name: dict(found) for name, found in entry.record.by_name.items()}
+            best = entry.record.best
+    if recorded and recorded[-1].layout == "hf-trainer":
+        _merge(by_step, metrics_of_history(trainer_state(recorded[-1].paths[0]).get("log_history")))
+    return Scores(by_step=by_step, by_name=by_name, pointers=_pointer(here, best))
+
+
+def _merge(into: dict[int, dict[str, float]], other: Mapping[int, Mapping[str, float]]) -> None:
+    for step, found in other.items():
+        into.setdefault(step, {}).update(found)
+
+
+def _pointer(here: Directory, path: str) -> tuple[Pointer, ...]:
+    """Only the last component of a recorded path counts, and only in the run's own directory."""
+    target = path.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    return (Pointer(name=_BEST, target=target, dangling=target not in here.names),) if target else ()

@@ -1,0 +1,152 @@
+"""From names to checkpoints: ranks brought together, names of one step in one slot, slots of one family in one run."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from ckptctl.checks import base_name, glance
+from ckptctl.model import CheckpointInfo, Completeness, Run, State
+from ckptctl.runs._directory import Directory, is_pinned
+from ckptctl.runs._entry import Entry, entry_of
+from ckptctl.runs._scores import Scores, scores_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ckptctl.model import Pointer
+    from ckptctl.runs._names import Named
+
+_SIDECARS = (".sha256", ".keep", "-unfinished")
+_COMMIT = "trainer_state.json"
+_ORDER = (State.WHOLE, State.UNFINISHED, State.DAMAGED, State.UNKNOWN)
+
+
+def runs_of(here: Directory) -> tuple[Run, ...]:
+    """Return the runs whose checkpoints lie in a directory, by the family of their names."""
+    families: dict[str, list[Entry]] = {}
+    for entry in _entries(here):
+        families.setdefault(entry.named.family, []).append(entry)
+    known = {family: found for family, found in families.items() if any(entry.recognised for entry in found)}
+    used = {path.name for found in known.values() for entry in found for path in entry.paths}
+    pointers = {pointer.name for pointer in here.pointers}
+    others = tuple(sorted(name for name in here.names - used - pointers if not _is_sidecar(name, used)))
+    return tuple(_run(here, family, found, others) for family, found in sorted(known.items()))
+
+
+def _entries(here: Directory) -> Iterable[Entry]:
+    """Look at each name; a bare number counts only if what it names is a checkpoint."""
+    ranks: dict[tuple[object, ...], list[Named]] = {}
+    for named in here.checkpoints:
+        if named.rank is not None:
+            ranks.setdefault((named.family, named.step, named.epoch, base_name(named.name) is None), []).append(named)
+            continue
+        path = here.path / named.name
+        entry = entry_of(named, (path,), glance(path))
+        if not named.bare or entry.layout or base_name(named.name):
+            yield entry
+    for group in ranks.values():
+        group.sort(key=lambda named: named.rank or 0)
+        names = tuple(named.name for named in group)
+        paths = tuple(here.path / name for name in names)
+        yield entry_of(group[0], paths, glance(here.path, names=names))
+
+
+def _run(here: Directory, family: str, entries: list[Entry], others: tuple[str, ...]) -> Run:
+    entries = _without_commit(entries)
+    slots: dict[tuple[object, ...], list[Entry]] = {}
+    for entry in entries:
+        slots.setdefault(entry.slot, []).append(entry)
+    scores = scores_of(here, entries)
+    pointers = (*here.pointers, *scores.pointers)
+    infos = [_info(here, family, found, pointers, scores) for found in slots.values()]
+    titles = Counter(entry.title for entry in entries if entry.title)
+    return Run(
+        path=here.path,
+        family=family,
+        title=titles.most_common(1)[0][0] if titles else "checkpoints",
+        checkpoints=tuple(sorted(infos, key=_by_step)),
+        pointers=pointers,
+        others=others,
+    )
+
+
+def _info(
+    here: Directory, family: str, entries: list[Entry], pointers: tuple[Pointer, ...], scores: Scores
+) -> CheckpointInfo:
+    paths = tuple(path for entry in entries for path in entry.paths)
+    names = {path.name for path in paths}
+    step = next((entry.step for entry in entries if entry.step), None)
+    nbytes, saved_at = _size_and_time(paths)
+    return CheckpointInfo(
+        path=paths[0],
+        paths=paths,
+        family=family,
+        step=step,
+        epoch=next((entry.epoch for entry in entries if entry.epoch), None),
+        saved_at=saved_at,
+        nbytes=nbytes,
+        metrics=scores.of(int(step.value) if step else None, entries),
+        completeness=_joined(entries),
+        pinned=any(is_pinned(path, here.names) for path in paths),
+        pointers=tuple(pointer.name for pointer in pointers if pointer.target in names),
+    )
+
+
+def _joined(entries: list[Entry]) -> Completeness:
+    """A slot is as good as its best name; what is wrong with the others is still said."""
+    best = min((entry.completeness.state for entry in entries), key=_ORDER.index)
+    named = len(entries) > 1
+    why = (f"{entry.named.name}: {text}" if named else text for entry in entries for text in entry.completeness.why)
+    return Completeness(state=best, why=tuple(why))
+
+
+def _without_commit(entries: list[Entry]) -> list[Entry]:
+    """Mark those without the trainer's state as unfinished if their siblings have one: it is written last."""
+    directories = [entry for entry in entries if entry.layout == "hf-trainer"]
+    bare = [entry for entry in directories if not (entry.paths[0] / _COMMIT).exists()]
+    if len(bare) == len(directories):
+        return entries
+    why = f"{_COMMIT}, which is written last and which its siblings have, is missing"
+    lost = Completeness(state=State.UNFINISHED, why=(why,))
+    without = {entry.named.name for entry in bare}
+    return [
+        replace(entry, completeness=lost) if entry.named.name in without and entry.completeness.whole else entry
+        for entry in entries
+    ]
+
+
+def _size_and_time(paths: Iterable[Path]) -> tuple[int, datetime]:
+    """Sum up the bytes of all files, and find when the newest was written. Links are not followed."""
+    nbytes, newest, todo = 0, 0.0, [os.fspath(path) for path in paths]
+    while todo:
+        path = todo.pop()
+        try:
+            status = os.lstat(path)
+            if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114  # called for every file
+                todo += [entry.path for entry in os.scandir(path)]
+                continue
+        except OSError:
+            continue
+        nbytes += status.st_size
+        newest = max(newest, status.st_mtime)
+    return nbytes, datetime.fromtimestamp(newest, tz=timezone.utc)
+
+
+def _by_step(info: CheckpointInfo) -> tuple[object, ...]:
+    return (
+        info.step is None,
+        info.step.value if info.step else 0,
+        info.epoch is None,
+        info.epoch.value if info.epoch else 0,
+        info.path.name,
+    )
+
+
+def _is_sidecar(name: str, used: set[str]) -> bool:
+    base = next((name.removesuffix(suffix) for suffix in _SIDECARS if name.endswith(suffix)), None)
+    return base is not None and any(one == base or one.rpartition(".")[0] == base for one in used)
