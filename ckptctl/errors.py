@@ -52,6 +52,12 @@ class UnsupportedError(CkptctlError):
     slug = "unsupported"
 
 
+class MissingExtraError(CkptctlError):
+    """A package is needed that the plain installation leaves out; the message names what to install."""
+
+    slug = "missing-extra"
+
+
 class CorruptError(CkptctlError):
     """The content breaks a rule of its own format: cut, overwritten, or never valid."""
 

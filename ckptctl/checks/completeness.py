@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import (
     CkptctlError,
     LimitError,
+    MissingExtraError,
     UnknownFormatError,
     UnreadableError,
     UnsafePickleError,
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
 _INTERRUPTED = "checkpoint-is-incomplete.txt"
 _UNFINISHED = "-unfinished"
 _NOT_SEEN = {
-    error.slug for error in (LimitError, UnknownFormatError, UnreadableError, UnsafePickleError, UnsupportedError)
+    error.slug
+    for error in (
+        LimitError,
+        MissingExtraError,
+        UnknownFormatError,
+        UnreadableError,
+        UnsafePickleError,
+        UnsupportedError,
+    )
 }
 _TEMPORARY = re.compile(
     r"\.?(?:tmp|temp)[-_.](?P<after>.+)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
-from ckptctl.formats import plain_pickle, safetensors, torch_legacy, torch_script, torch_zip
+from ckptctl.formats import keras_h5, keras_zip, plain_pickle, safetensors, torch_legacy, torch_script, torch_zip
 from ckptctl.formats._dcp_metadata import Chunk, DcpMetadata, Item, read_metadata
 from ckptctl.formats._foreign import explain
 from ckptctl.formats._format import Format
@@ -38,6 +38,8 @@ FORMATS: tuple[Format, ...] = (
     torch_script.FORMAT,
     torch_legacy.FORMAT,
     plain_pickle.FORMAT,
+    keras_h5.FORMAT,
+    keras_zip.FORMAT,
 )
 
 

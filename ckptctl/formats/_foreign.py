@@ -27,7 +27,6 @@ _PACKED = (
     (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
 )
 _NAMED = (
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, such as Keras writes"),
     (b"GGUF", "a GGUF file of llama.cpp"),
     (b"PYTORCH1", "a torch file of Caffe2 times"),
     (b"\x93NUMPY", "a NumPy array file"),
@@ -36,7 +35,6 @@ _NAMED = (
 # Names of records that tell other zip archives apart.
 _ZIPPED = (
     (b"/models/model.json", "a program of torch.export (.pt2)"),
-    (b"model.weights.h5", "a Keras file (.keras)"),
     (b".npy", "an archive of NumPy arrays (.npz)"),
 )
 

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
-from ckptctl.layouts import accelerate, deepspeed, hf_trainer, orbax, rank_files, sharded_index, single_file, torch_dcp
+from ckptctl.layouts import (
+    accelerate,
+    deepspeed,
+    hf_trainer,
+    keras,
+    orbax,
+    rank_files,
+    sharded_index,
+    single_file,
+    torch_dcp,
+)
 from ckptctl.layouts._facts import number_of
 from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.layouts._trainer_state import read_trainer_state
@@ -24,6 +34,7 @@ LAYOUTS: tuple[Layout, ...] = (
     torch_dcp.LAYOUT,
     deepspeed.LAYOUT,
     orbax.LAYOUT,
+    keras.LAYOUT,
     accelerate.LAYOUT,
     hf_trainer.LAYOUT,
     sharded_index.LAYOUT,

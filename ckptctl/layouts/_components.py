@@ -13,8 +13,8 @@ _SUFFIX = r"(_?state)?(_?dicts?)?"
 _NAMED = (
     (Component.RNG, rf"(.*_)?(rng|random)(_?states?)?{_SUFFIX}|(torch|numpy|python|cuda)_(rng_)?(state|seed)|seeds?"),
     (Component.SCHEDULER, rf"(.*_)?(lr_?)?sched(uler)?s?{_SUFFIX}|opt_param_scheduler"),
-    (Component.OPTIMIZER, rf"(.*_)?optim(izer)?s?(_?states?|_by_name|_\d+)?{_SUFFIX}|opt|optim_state"),
-    (Component.MODEL, rf"(models?|module|net|network){_SUFFIX}|state_dict|weights|params|parameters"),
+    (Component.OPTIMIZER, rf"(.*_)?optim(izer)?s?(_?states?|_by_name|_weights|_\d+)?{_SUFFIX}|opt|optim_state"),
+    (Component.MODEL, rf"(models?|module|net|network)(_weights)?{_SUFFIX}|layers|state_dict|weights|params|parameters"),
     (Component.DATA, r"loops|(.*_)?(data_?loaders?|samplers?|dataset)(_state(_dict)?)?|data|consumed_.*samples"),
     (Component.OTHER, r"(.*_)?ema(_.*)?|averaged_model|swa_.*"),
 )

@@ -79,7 +79,7 @@ def _read_index(path: Path) -> tuple[Mapping[str, str], object]:
         raise CorruptError(f"{path}: the index has no weight_map of tensor names to file names")
     weight_map: dict[str, str] = {}
     for tensor, shard in entries:
-        if not isinstance(shard, str) or not _is_plain(shard):
+        if not isinstance(shard, str) or not is_plain(shard):
             named = shard[:_MAX_NAME] if isinstance(shard, str) else "something"
             raise CorruptError(
                 f"{path}: the index places {tensor} in {named!r}, which is no name of a file beside it",
@@ -91,7 +91,7 @@ def _read_index(path: Path) -> tuple[Mapping[str, str], object]:
     return weight_map, dict(metadata).get("total_size") if isinstance(metadata, formats.JsonPairs) else None
 
 
-def _is_plain(name: str) -> bool:
+def is_plain(name: str) -> bool:
     """Whether a name is one component, printable, and no way up or out."""
     plain = name not in ("", ".", "..") and "/" not in name and "\\" not in name and name.isprintable()
     return plain and len(name.encode("utf-8", "surrogatepass")) <= _MAX_NAME

@@ -26,6 +26,8 @@ class Encoding(enum.Flag):
     """Numbers whose negative is meant."""
     ITEM = enum.auto()
     """A whole file of ``torch.save`` that holds the block (an item of a distributed checkpoint)."""
+    CHUNK = enum.auto()
+    """A chunk of an HDF5 dataset, packed by its filters or cut at the edge of the dataset."""
     LATIN1 = enum.auto()
     """Bytes written as UTF-8 text, a character each (NumPy arrays in pickles of protocol 2)."""
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from ckptctl.errors import CkptctlError
+from ckptctl.errors import CkptctlError, MissingExtraError
 from ckptctl.formats import FORMATS
 from ckptctl.formats._pickle import limits
 from ckptctl.storage import LocalFile
@@ -22,6 +22,8 @@ SAMPLES = {
     "torch-script": ("torch_save/scripted.pt", {"embed.weight": ("F32", (7, 6)), "block.2.weight": ("F32", (7, 10))}, 10),
     "torch-legacy": ("torch_save/legacy.pt", {"model_state_dict.embed.weight": ("F32", (7, 6)), "rng.torch": ("U8", (5056,))}, 39),
     "pickle": ("torch_save/plain_pickle_protocol_4.pkl", {"model_state_dict.head.bias": ("F32", (3,)), "rng.numpy.1": ("U32", (624,))}, 39),
+    "keras-h5": ("keras/files/model.weights.h5", {"layers.dense.vars.0": ("F32", (6, 7)), "optimizer.vars.0": ("I32", ())}, 22),
+    "keras-zip": ("keras/files/model.keras", {"layers.dense.vars.0": ("F32", (6, 7)), "optimizer.vars.0": ("I32", ())}, 22),
 }  # fmt: skip
 EVERY = pytest.mark.parametrize("name", [candidate.name for candidate in FORMATS])
 BY_NAME = {candidate.name: candidate for candidate in FORMATS}
@@ -99,7 +101,20 @@ def test_reads_inside_a_larger_file(name, tmp_path):
     assert {n: [p.range.read() for p in t.pieces] for n, t in contents.tensors.items()} == plain
 
 
-@EVERY
+# Formats that need an extra, which itself needs NumPy.
+EXTRA = {"keras-h5": "h5py", "keras-zip": "h5py"}
+
+
+@pytest.mark.parametrize("name", sorted(EXTRA))
+def test_without_its_extra_says_what_to_install(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, EXTRA[name], None)
+    path, _, _ = sample(name)
+    with pytest.raises(MissingExtraError, match="needs h5py") as caught:
+        read(path)
+    assert caught.value.hint == "pip install 'ckptctl[keras]'"
+
+
+@pytest.mark.parametrize("name", [candidate.name for candidate in FORMATS if candidate.name not in EXTRA])
 def test_needs_neither_torch_nor_numpy(name):
     path, _, count = sample(name)
     code = (
@@ -113,9 +128,13 @@ def test_needs_neither_torch_nor_numpy(name):
 
 # Where a pickle ends is known only once it is read, so the window may run into what follows.
 READ_AHEAD = {"torch-legacy", "pickle"}
+# The library reads its structure in blocks, which overlap small datasets beside it.
+IN_BLOCKS = {"keras-h5", "keras-zip"}
 
 
-@pytest.mark.parametrize("name", [candidate.name for candidate in FORMATS if candidate.name not in READ_AHEAD])
+@pytest.mark.parametrize(
+    "name", [candidate.name for candidate in FORMATS if candidate.name not in READ_AHEAD | IN_BLOCKS]
+)
 def test_reads_no_tensor_bytes(name, monkeypatch):
     """What is read of a file lies outside the data, but for the first bytes that tell the format."""
     path, _, _ = sample(name)

@@ -33,7 +33,7 @@ FILES = {
     "7z": (b"7z\xbc\xaf\x27\x1c....", "unsupported", ("compressed with 7z",)),
     "GGUF": (b"GGUF\x03\0\0\0", "unsupported", ("GGUF",)),
     "NumPy": (b"\x93NUMPY\x01\0", "unsupported", ("NumPy array",)),
-    "HDF5": (b"\x89HDF\r\n\x1a\n", "unsupported", ("HDF5",)),
+    "HDF5": (b"\x89HDF\r\n\x1a\n", "corrupt", ("HDF5",)),
 }  # fmt: skip
 
 
@@ -79,7 +79,6 @@ def test_names_a_zip_that_torch_did_not_write(tmp_path):
     [
         ("torch_save/gzipped.pt.gz", "compressed with gzip"),
         ("torch_save/exported.pt2", "torch.export"),
-        ("keras/files/model.h5", "HDF5"),
         ("dcp/dcp_fsdp2_2ranks/__1_0.distcp", "data files of a distributed checkpoint"),
         ("damaged/legacy_truncated.pt", "cut at 14814 of 21164 bytes: 27 of 38 storages lost"),
         ("damaged/lfs_pointer.safetensors", "a Git LFS pointer"),

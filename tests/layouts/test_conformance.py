@@ -32,6 +32,7 @@ SAMPLES = {
         ("transformers/trainer_run/checkpoint-40", 86), ("transformers/trainer_bf16_save_only_model/checkpoint-20", 28),
         ("transformers/single_llama", 21), ("transformers/peft_lora", 8), ("transformers/v4_trainer_bin/checkpoint-40", 115),
     ],
+    "keras": [("keras/files/model_unzipped", 22), ("keras/files/sharded.weights.json", 6)],
     "orbax": [("orbax/manager/30", 0), ("orbax/manager_zarr3/20", 0)],
     "rank-files": [("fsdp/fsdp2_1d_4ranks", 64), ("fsdp/fsdp1_sharded_tensor_2ranks", 37), ("fsdp/tp_fsdp2_4ranks", 37)],
     "single-file": [("torch_save/train_dict.pt", 39), ("safetensors/edge/no_metadata.safetensors", 10)],

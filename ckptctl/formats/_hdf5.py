@@ -1,0 +1,229 @@
+"""Read the structure of an HDF5 file by h5py: groups, datasets and where their bytes lie. No dataset is loaded.
+
+What could make the library read another file or run a plug-in is refused: external links, external storage,
+virtual datasets, filters other than gzip, shuffle and lzf. https://support.hdfgroup.org/documentation/hdf5/latest/
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckptctl.errors import CkptctlError, CorruptError, LimitError, MissingExtraError, UnsupportedError
+from ckptctl.model import DTYPES, DType, Encoding, Piece, TensorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptctl.storage import ByteRange
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+_MAX_DEPTH, _MAX_OBJECTS, _MAX_TEXT, _MAX_CHUNKS = 64, 1_000_000, 1 << 20, 1_000_000
+_FILTERS = {1: "gzip", 2: "shuffle", 32000: "lzf"}
+_KINDS = {
+    "f2": "F16", "f4": "F32", "f8": "F64", "i1": "I8", "i2": "I16", "i4": "I32", "i8": "I64",
+    "u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "b1": "BOOL", "c8": "C64", "c16": "C128",
+}  # fmt: skip
+_MOST_PACKED = 1100
+"""No filter packs more bytes than this into one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Hdf5:
+    """What a file holds: tensors by their paths with dots, and the attributes of its root."""
+
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    attributes: dict[str, object] = field(default_factory=dict)
+
+
+def read_hdf5(source: ByteRange) -> Hdf5:
+    """Walk through all groups.
+
+    Raises
+    ------
+    MissingExtraError
+        h5py is not installed.
+    CorruptError, UnsupportedError, LimitError
+        It is damaged, leads out of itself, or is too deep or too large.
+    """
+    _check_end(source)
+    h5py = _h5py(source)
+    try:
+        with h5py.File(_Opened(source), "r") as file:
+            return _Walk(h5py, source).walk(file)
+    except (CkptctlError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever its C part reports: OSError, RuntimeError, KeyError, …
+        reason = " ".join(str(error).split())[:200]
+        raise CorruptError(f"{source.file.path}: damaged HDF5 file: {reason}") from None
+
+
+def _h5py(source: ByteRange) -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtraError(
+            f"{source.file.path}: an HDF5 file, such as Keras writes; reading it needs h5py",
+            hint="pip install 'ckptctl[keras]'",
+        ) from None
+    return h5py
+
+
+def _check_end(source: ByteRange) -> None:
+    """Hold the end that the superblock records against the length."""
+    head = source.head(52)
+    if len(head) < 52 or head[8] > 3:
+        raise CorruptError(f"{source.file.path}: damaged HDF5 file: it breaks off in its superblock")
+    version = head[8]
+    width = head[13] if version < 2 else head[9]
+    if width != 8:
+        raise UnsupportedError(f"{source.file.path}: an HDF5 file with addresses of {width} bytes, which is not read")
+    end = struct.unpack_from("<Q", head, {0: 40, 1: 44}.get(version, 28))[0]
+    if end > source.length:
+        raise CorruptError(
+            f"{source.file.path}: cut at {source.length} of {end} bytes",
+            hint="copy it again from where it was written, or resume from an older checkpoint",
+        )
+    if end < source.length:
+        raise CorruptError(f"{source.file.path}: {source.length - end} bytes follow the end that it records ({end})")
+
+
+class _Opened(io.RawIOBase):
+    """A byte range as a file that can be read and sought; h5py asks for no more."""
+
+    def __init__(self, source: ByteRange) -> None:
+        super().__init__()
+        self._source, self._at = source, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._source.length}[whence]
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        length = max(min(len(view), self._source.length - self._at), 0)
+        view[:length] = self._source.read(self._at, length) if length else b""
+        self._at += length
+        return length
+
+
+class _Walk:
+    """One walk: every object once, links inside the file only."""
+
+    def __init__(self, h5py: Any, source: ByteRange) -> None:
+        self.h5py, self.source, self.where = h5py, source, source.file.path
+        self.found = Hdf5()
+        self.groups: set[object] = set()
+        self.count = 0
+
+    def walk(self, file: Any) -> Hdf5:
+        self.found.attributes.update(_attributes(file))
+        self._group(file, ())
+        return self.found
+
+    def _group(self, group: Any, path: tuple[str, ...]) -> None:
+        address = self.h5py.h5o.get_info(group.id).addr
+        if address in self.groups:
+            raise self._bad(f"group {'/'.join(path)} is reached by two paths")
+        if len(path) > _MAX_DEPTH:
+            raise LimitError(f"{self.where}: groups are nested deeper than {_MAX_DEPTH}")
+        self.groups.add(address)
+        for name in group:
+            self.count += 1
+            if self.count > _MAX_OBJECTS:
+                raise LimitError(f"{self.where}: more than {_MAX_OBJECTS} objects")
+            inner = (*path, name)
+            self._check_link(group, name, inner)
+            item = group[name]
+            if isinstance(item, self.h5py.Group):
+                self._group(item, inner)
+            elif isinstance(item, self.h5py.Dataset):
+                self._dataset(item, ".".join(inner))
+
+    def _check_link(self, group: Any, name: str, path: tuple[str, ...]) -> None:
+        link = group.get(name, getlink=True)
+        if not isinstance(link, self.h5py.HardLink):
+            kind = "a link to another file" if isinstance(link, self.h5py.ExternalLink) else "a soft link"
+            raise UnsupportedError(f"{self.where}: {'/'.join(path)} is {kind}, which is never followed")
+
+    def _dataset(self, dataset: Any, name: str) -> None:
+        plist = dataset.id.get_create_plist()
+        if plist.get_external_count() or dataset.is_virtual:
+            raise UnsupportedError(f"{self.where}: the values of {name} lie in other files, which are never read")
+        for index in range(plist.get_nfilters()):
+            code = plist.get_filter(index)[0]
+            if code not in _FILTERS:
+                raise UnsupportedError(
+                    f"{self.where}: {name} is packed by filter {code}; only gzip, shuffle and lzf are read"
+                )
+        dtype = _dtype(dataset)
+        if dtype is None or dataset.shape is None:
+            return  # text, or nothing: no tensor
+        shape = tuple(int(size) for size in dataset.shape)
+        pieces = tuple(self._pieces(dataset, name, shape, math.prod(shape) * dtype.bits // 8))
+        self.found.tensors[name] = TensorInfo(name=name, dtype=dtype, shape=shape, pieces=pieces)
+
+    def _pieces(self, dataset: Any, name: str, shape: tuple[int, ...], nbytes: int) -> Iterator[Piece]:
+        swapped = Encoding.SWAPPED if dataset.dtype.byteorder == ">" else Encoding.RAW
+        start = dataset.id.get_offset()
+        if nbytes and dataset.chunks is not None:
+            yield from self._chunks(dataset, name, shape, nbytes)
+        elif nbytes and start is None and dataset.id.get_storage_size() == nbytes:
+            raise UnsupportedError(f"{self.where}: {name} lies inside its own header (compact), which is not read")
+        elif nbytes:
+            if start is None or start + nbytes > self.source.length:
+                raise self._bad(f"{name} needs {nbytes} bytes, which are not in the file")
+            yield Piece(range=self.source.sub(start, nbytes), offsets=(0,) * len(shape), shape=shape, encoding=swapped)
+
+    def _chunks(self, dataset: Any, name: str, shape: tuple[int, ...], nbytes: int) -> Iterator[Piece]:
+        count, stored = dataset.id.get_num_chunks(), dataset.id.get_storage_size()
+        if count > _MAX_CHUNKS:
+            raise LimitError(f"{self.where}: {name} has {count} chunks (limit {_MAX_CHUNKS})")
+        if nbytes > _MOST_PACKED * stored:
+            raise self._bad(f"{name} needs {nbytes} bytes, its chunks hold {stored}")
+        swapped = Encoding.SWAPPED if dataset.dtype.byteorder == ">" else Encoding.RAW
+        for index in range(count):
+            chunk = dataset.id.get_chunk_info(index)
+            at = tuple(chunk.chunk_offset)
+            if chunk.byte_offset is None or chunk.byte_offset + chunk.size > self.source.length:
+                raise self._bad(f"a chunk of {name} ends beyond the file")
+            sizes = tuple(min(c, whole - a) for c, whole, a in zip(dataset.chunks, shape, at, strict=True))
+            block = self.source.sub(chunk.byte_offset, chunk.size)
+            yield Piece(range=block, offsets=at, shape=sizes, encoding=Encoding.CHUNK | swapped)
+
+    def _bad(self, what: str) -> CorruptError:
+        return CorruptError(f"{self.where}: damaged HDF5 file: {what}")
+
+
+def _dtype(dataset: Any) -> DType | None:
+    kind = dataset.dtype
+    if kind.itemsize == 2 and dataset.attrs.get("dtype") == "bfloat16":
+        return DTYPES["BF16"]
+    known = _KINDS.get(f"{kind.kind}{kind.itemsize}")
+    return DTYPES.get(known) if known else None
+
+
+def _attributes(group: Any) -> Iterator[tuple[str, object]]:
+    """Yield attributes that are a text or a number, and not large."""
+    for name in group.attrs:
+        kind = group.attrs.get_id(name)
+        if kind.shape != () or kind.get_storage_size() > _MAX_TEXT:
+            continue
+        value = group.attrs[name]
+        value = value.item() if hasattr(value, "item") else value
+        value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        if isinstance(value, (str, int, float)):
+            yield name, value
