@@ -25,7 +25,7 @@ __all__ = [
     "JsonPairs",
     "detect",
     "format_named",
-    "glance",
+    "glance", "is_safetensors",
     "parse_json",
     "read",
     "read_metadata",
@@ -63,6 +63,11 @@ def detect(source: ByteRange) -> Format:
         f"{source.file.path}: not a checkpoint in any format that ckptctl knows ({source.length} bytes)",
         hint="the formats are listed in docs/reference/formats.md",
     )
+
+
+def is_safetensors(source: ByteRange) -> bool:
+    """Whether some bytes, whatever they are called, are a safetensors file."""
+    return safetensors.FORMAT.accepts(source)
 
 
 def read(source: ByteRange) -> Contents:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import UnknownFormatError
 from ckptctl.layouts import (
     accelerate,
+    dcp_safetensors,
     deepspeed,
     hf_trainer,
     keras,
@@ -32,6 +33,7 @@ __all__ = ["LAYOUTS", "Layout", "Scan", "layout_of", "number_of", "open_checkpoi
 
 LAYOUTS: tuple[Layout, ...] = (
     torch_dcp.LAYOUT,
+    dcp_safetensors.LAYOUT,
     deepspeed.LAYOUT,
     orbax.LAYOUT,
     keras.LAYOUT,

@@ -79,6 +79,7 @@ class _Data:
         self.files: dict[str, ByteRange] = {}
         self.findings: list[Finding] = []
         self._missing: dict[str, int] = {}
+        self._safetensors: dict[str, Mapping[str, TensorInfo] | None] = {}
         for name in seen.names:
             if DATA.fullmatch(name):
                 file = LocalFile(seen.path / name)
@@ -106,12 +107,34 @@ class _Data:
                 self._note("missing-file", f"{item.path} is missing: blocks of {name} and more are lost")
             self._missing[item.path] = self._missing.get(item.path, 0) + 1
             return None
+        named = self._by_name(item.path, file)
+        if named is not None:
+            return self._named_piece(name, chunk, item.path, named)
         if item.offset + item.length > file.length:
             end = item.offset + item.length
             self._note("truncated", f"{item.path} is cut at {file.length} bytes; a block of {name} ends at {end}")
             return None
         whole = file.sub(item.offset, item.length)
         return Piece(range=whole, offsets=chunk.offsets, shape=chunk.sizes, encoding=Encoding.ITEM)
+
+    def _by_name(self, path: str, file: ByteRange) -> Mapping[str, TensorInfo] | None:
+        """Return the tensors of a data file that is one safetensors file; the metadata's offsets are of no use then."""
+        if path not in self._safetensors:
+            self._safetensors[path] = None
+            if formats.is_safetensors(file):
+                try:
+                    self._safetensors[path] = formats.read(file).tensors
+                except CkptctlError as error:
+                    self._note(error.slug, error.message.removeprefix(f"{self.seen.path}/"))
+                    self._safetensors[path] = {}
+        return self._safetensors[path]
+
+    def _named_piece(self, name: str, chunk: formats.Chunk, path: str, named: Mapping[str, TensorInfo]) -> Piece | None:
+        found = named.get(name)
+        if found is None or found.shape != chunk.sizes:
+            self._note("missing-item", f"{path} does not hold a block of {name} of the shape {list(chunk.sizes)}")
+            return None
+        return replace(found.pieces[0], offsets=chunk.offsets) if found.pieces else None
 
     def check_whole(self, tensors: Mapping[str, TensorInfo]) -> None:
         """Note tensors whose blocks do not cover them, unless it has been said which files they lack."""

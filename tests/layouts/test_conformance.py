@@ -20,6 +20,7 @@ SAMPLES = {
         ("lightning/fabric_sharded", 37), ("lightning/trainer_sharded/checkpoints/epoch=0-step=5.ckpt", 38),
         ("megatron/iter_0000100", 3), ("accelerate/fsdp2_sharded_2ranks/checkpoint_0/pytorch_model_fsdp_0", 10),
     ],
+    "dcp-safetensors": [("dcp/dcp_hf_distributed_2ranks", 10), ("dcp/dcp_hf_consolidated_4ranks/sharded", 9)],
     "deepspeed": [
         ("deepspeed/zero0_fp32_2ranks", 20), ("deepspeed/zero2_bf16_2ranks", 18), ("deepspeed/zero2_bf16_2ranks/global_step10", 18),
         ("deepspeed/zero3_bf16_2ranks", 28),
