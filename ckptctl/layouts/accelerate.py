@@ -12,6 +12,7 @@ from ckptctl.layouts._dcp import holds_dcp, read_dcp
 from ckptctl.layouts._index import indexes_of
 from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.layouts._members import find_members, missing, rank_gaps, read_members, table
+from ckptctl.layouts._trainer import with_trainer
 from ckptctl.model import Checkpoint, Component, Found
 from ckptctl.values import as_mapping
 
@@ -55,7 +56,7 @@ def open_(seen: Scan) -> Checkpoint:
             read = read_dcp(inner)
             files, findings = (*files, *read.files), (*findings, *read.findings)
             parts |= read.parts()
-    return Checkpoint(
+    described = Checkpoint(
         path=seen.path,
         layout=LAYOUT.name,
         title="accelerate state",
@@ -64,6 +65,7 @@ def open_(seen: Scan) -> Checkpoint:
         step=_step(parts),
         findings=(*findings, *_incomplete(seen, {component for component, _ in [*indexes, *members]})),
     )
+    return with_trainer(seen, described)
 
 
 def _step(parts: Mapping[Component, Part]) -> Found | None:

@@ -14,6 +14,7 @@ from ckptctl.layouts._components import split
 from ckptctl.layouts._facts import Facts, facts
 from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.layouts._members import finding_of, missing
+from ckptctl.layouts._trainer import with_trainer
 from ckptctl.model import Checkpoint, Component, Contents, Finding, Part, TensorInfo
 from ckptctl.storage import LocalFile
 from ckptctl.values import as_mapping
@@ -38,6 +39,7 @@ def accepts(seen: Scan) -> bool:
 def open_(seen: Scan) -> Checkpoint:
     """Describe the newest state, the one that ``latest`` names."""
     findings: list[Finding] = []
+    outer = seen
     if not _has_states(seen):
         seen = scan(seen.path / _tag(seen, findings), glance=seen.glance)
     models = {name: found for name in seen.names if (found := _MODEL.fullmatch(name))}
@@ -51,7 +53,7 @@ def open_(seen: Scan) -> Checkpoint:
         raise CorruptError(f"{seen.path}: no model states can be read")
     world = _number(first, "dp_world_size")
     findings += _incomplete(seen, models, optimizers, world)
-    return _checkpoint(seen, read, facts(seen.path, first), findings, world)
+    return with_trainer(outer, _checkpoint(seen, read, facts(seen.path, first), findings, world))
 
 
 def _checkpoint(

@@ -94,15 +94,19 @@ def _in_name(what: str, number: int | None) -> Found | None:
 
 def _metrics(checkpoint: Checkpoint | None) -> dict[str, float]:
     """Return the values of this step. The Trainer's are looked up by step; a best value may be of another one."""
-    if not checkpoint or checkpoint.layout == "hf-trainer":
+    if not checkpoint or _state(checkpoint):
         return {}
     return {found.name: found.value for found in checkpoint.metrics if not found.name.startswith("best")}
 
 
+def _state(checkpoint: Checkpoint) -> Mapping[object, object]:
+    trainer = checkpoint.parts.get(Component.TRAINER)
+    return as_mapping(trainer.values.get("trainer_state")) or {} if trainer else {}
+
+
 def _trainer(checkpoint: Checkpoint) -> Record | None:
     """The state of the Hugging Face Trainer: of its history, which is cumulative, only what belongs to this step."""
-    trainer = checkpoint.parts.get(Component.TRAINER)
-    state = as_mapping(trainer.values.get("trainer_state")) if trainer else None
+    state = _state(checkpoint)
     if not state:
         return None
     best = state.get("best_model_checkpoint")

@@ -47,7 +47,7 @@ def scores_of(here: Directory, entries: Sequence[Entry]) -> Scores:
             _merge(by_step, entry.record.by_step)
             by_name |= {name: dict(found) for name, found in entry.record.by_name.items()}
             best = entry.record.best
-    if recorded and recorded[-1].layout == "hf-trainer":
+    if recorded:
         _merge(by_step, metrics_of_history(trainer_state(recorded[-1].paths[0]).get("log_history")))
     return Scores(by_step=by_step, by_name=by_name, pointers=_pointer(here, best))
 

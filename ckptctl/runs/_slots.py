@@ -107,7 +107,7 @@ def _joined(entries: list[Entry]) -> Completeness:
 
 def _without_commit(entries: list[Entry]) -> list[Entry]:
     """Mark those without the trainer's state as unfinished if their siblings have one: it is written last."""
-    directories = [entry for entry in entries if entry.layout == "hf-trainer"]
+    directories = [entry for entry in entries if entry.layout and entry.paths[0].is_dir()]
     bare = [entry for entry in directories if not (entry.paths[0] / _COMMIT).exists()]
     if len(bare) == len(directories):
         return entries
