@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import struct
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 MEASURE = HERE.parent / "measure.py"
+TRAINER = HERE.parent / "corpus" / "data" / "transformers" / "trainer_run" / "checkpoint-40"
 SMALL = HERE.parent / "corpus" / "data" / "torch_save" / "train_dict.pt"
 MB = 1_000_000
 
@@ -38,6 +40,18 @@ for path in paths:
             part = f.get_slice(name)
             listed.append((name, part.get_dtype(), part.get_shape()))
 print(len(listed))
+"""
+
+
+OPEN_EACH = """
+import json, sys
+from pathlib import Path
+from safetensors import safe_open
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    with safe_open(path / "model.safetensors", "np") as f:
+        count = len(f.keys())
+    state = json.loads((path / "trainer_state.json").read_bytes())
+    print(path.name, state["global_step"], count)
 """
 
 
@@ -108,6 +122,21 @@ def sharded(directory: Path, shards: int, each: int) -> Path:
     return directory
 
 
+def run(directory: Path, count: int) -> Path:
+    """A run of the Hugging Face Trainer whose history grows with its steps, up to a thousand rows."""
+    history = []
+    for step in range(100, 100 * count + 1, 100):
+        target = directory / f"checkpoint-{step}"
+        target.mkdir(parents=True)
+        for path in TRAINER.iterdir():
+            if path.name != "trainer_state.json":
+                shutil.copyfile(path, target / path.name)
+        history.append({"epoch": step / 1000, "eval_loss": 1 / step, "step": step})
+        state = {"best_metric": None, "epoch": step / 1000, "global_step": step, "log_history": history[-1000:]}
+        (target / "trainer_state.json").write_text(json.dumps(state, indent=2))
+    return directory
+
+
 def main() -> None:
     """Make the inputs and print all comparisons."""
     with tempfile.TemporaryDirectory() as name:
@@ -135,6 +164,12 @@ def main() -> None:
         compare("a .pt file of 20,000 tensors",
                 {"torch.load(mmap, weights_only), listed": python(TORCH_LOAD, weights), "ckptctl inspect": inspect(weights)},
                 times=5, target="below 1.2 s")  # fmt: skip
+
+        for count, target in ((200, "below 1 s"), (2_000, "ten times that of 200"), (10_000, "below 30 s")):
+            made = run(directory / f"run{count}", count)
+            compare(f"a run of {count:,} directories",
+                    {"safe_open and json of each": python(OPEN_EACH, made), "ckptctl inspect": inspect(made)},
+                    times=1 if count > 1000 else 5, target=target)  # fmt: skip
 
 
 if __name__ == "__main__":
