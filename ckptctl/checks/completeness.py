@@ -5,6 +5,7 @@ Digests, values and safety are other questions: a class that nobody knows makes 
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ _NOT_SEEN = {
     )
 }
 _TEMPORARY = re.compile(
-    r"\.?(?:tmp|temp)[-_.](?P<after>.+)"
+    r"\.?tmp[-_.](?P<after>.+)"
     r"|\.?(?P<before>.+?)(?:\.(?:tmp|temp|part|partial|incomplete)(?:[-_.]?[0-9A-Za-z]{1,32})?"
     r"|\.orbax-checkpoint-tmp(?:[-.][0-9A-Za-z]{1,32})?|-unfinished)"
 )
@@ -62,7 +63,7 @@ def glance(path: Path, *, names: tuple[str, ...] | None = None) -> Glance:
 
     `names`, where given, are the only ones of the directory that count.
     """
-    marks = tuple(unfinished_marks(path))
+    marks = tuple(unfinished_marks(path / names[0] if names else path))
     checkpoint, recognised = None, True
     try:
         checkpoint = open_checkpoint(path, glance=True, names=names)
@@ -88,9 +89,9 @@ def unfinished_marks(path: Path) -> Iterator[Finding]:
     """Yield the marks of an unfinished save that frameworks leave in the name, in the directory, or beside it."""
     if base_name(path.name):
         yield _unfinished(path, "it still has the temporary name of a save in progress")
-    if (path / _INTERRUPTED).exists():
+    if os.path.exists(path / _INTERRUPTED):  # noqa: PTH110  # false, not an error, where it may not be looked at
         yield _unfinished(path, f"it holds {_INTERRUPTED}")
-    if (path.parent / f"{path.name}{_UNFINISHED}").exists():
+    if os.path.exists(path.parent / f"{path.name}{_UNFINISHED}"):  # noqa: PTH110
         yield _unfinished(path, f"{path.name}{_UNFINISHED} stands beside it")
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DATA = re.compile(r".*\.distcp")
 METADATA = re.compile(r"(__[0-9]{1,6})?\.metadata")
+_ZEROS = 64
 _MOST_FINDINGS, _MOST_VALUES, _LONG_VALUE, _MAX_DEPTH = 20, 1000, 1 << 20, 32
 
 
@@ -84,6 +85,8 @@ class _Data:
             if DATA.fullmatch(name):
                 file = LocalFile(seen.path / name)
                 self.files[name] = file.range()
+                if file.size and not file.range().head(_ZEROS).strip(b"\0"):
+                    self._note("corrupt", f"{name} begins with zeros: it was given its size and never written")
                 file.release()
 
     def ranges(self) -> list[ByteRange]:

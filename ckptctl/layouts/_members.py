@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Table = tuple[tuple[Component, re.Pattern[str]], ...]
 _MAX_JSON = 64 << 20
-_MOST_RANKS = 100
+_MOST_RANKS, _MAX_TEXT = 100, 256
 
 
 @dataclass(slots=True)
@@ -105,6 +105,16 @@ def read_json(seen: Scan, name: str) -> Mapping[str, object]:
         return {}
     file.release()
     return document if isinstance(document, dict) else {}
+
+
+def read_text(seen: Scan, name: str) -> str:
+    """Read a short line of text; empty if it is missing, long, or no text that a terminal shows."""
+    if name not in seen.names:
+        return ""
+    file = LocalFile(seen.path / name)
+    text = file.range().head(_MAX_TEXT).decode("utf-8", "replace").strip()
+    file.release()
+    return text if file.size < _MAX_TEXT and text.isprintable() else ""
 
 
 def unfinished(seen: Scan, why: str) -> Finding:

@@ -35,7 +35,7 @@ def read_trainer_state(seen: Scan) -> Mapping[str, object]:
     history = _HISTORY.search(head)
     if size <= _SHORT or not history:
         return read_json(seen, NAME)
-    if not tail.rstrip().endswith(b"}"):
+    if not tail.rstrip().endswith(b"\n}"):
         return {}
     try:
         return {found[1].decode(): json.loads(found[2]) for found in _FIELD.finditer(head, 0, history.start())}

@@ -53,6 +53,8 @@ def open_(seen: Scan) -> Checkpoint:
         raise CorruptError(f"{seen.path}: no model states can be read")
     world = _number(first, "dp_world_size")
     findings += _incomplete(seen, models, optimizers, world)
+    if not optimizers and _stage(first):
+        findings.append(missing(seen, "the optimizer states of every rank (*_optim_states.pt)"))
     return with_trainer(outer, _checkpoint(seen, read, facts(seen.path, first), findings, world))
 
 
@@ -144,6 +146,13 @@ def _parts(read: Mapping[str, Contents]) -> Mapping[Component, Part]:
 
 def _renamed(tensor: TensorInfo, name: str) -> TensorInfo:
     return replace(tensor, name=name)
+
+
+def _stage(contents: Contents) -> int:
+    """Return the ZeRO stage that the configuration states; zero keeps the optimizer in the model states."""
+    config = as_mapping((as_mapping(contents.values) or {}).get("ds_config")) or {}
+    value = (as_mapping(config.get("zero_optimization")) or {}).get("stage")
+    return value if type(value) is int else 0
 
 
 def _number(contents: Contents, key: str) -> int:

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.layouts._index import indexes_of
 from ckptctl.layouts._layout import Layout, Scan
-from ckptctl.layouts._members import find_members, missing, read_members, table
+from ckptctl.layouts._members import find_members, missing, read_members, read_text, table
 from ckptctl.layouts._trainer import step_in_name, with_trainer
 from ckptctl.layouts._trainer_state import NAME as _STATE
 from ckptctl.model import Checkpoint, Component
@@ -68,6 +69,9 @@ def _incomplete(seen: Scan, models: list[str]) -> Iterator[Finding]:
     """Yield what the Trainer always writes and is not there."""
     if not models:
         yield missing(seen, "the model")
+    tag = read_text(seen, "latest")
+    if tag and tag not in seen.names:
+        yield replace(missing(seen, tag), message=f"{tag} is missing, though latest names it")
     if "scheduler.pt" in seen.names and "optimizer.pt" not in seen.names:
         yield missing(seen, "optimizer.pt")
 

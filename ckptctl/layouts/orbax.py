@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError
 from ckptctl.layouts._layout import Layout, Scan, scan
-from ckptctl.layouts._members import read_json, unfinished
+from ckptctl.layouts._members import missing, read_json, unfinished
 from ckptctl.model import Aspect, Checkpoint, Component, Contents, Finding, Found, Part, Severity
 from ckptctl.storage import LocalFile
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _METADATA = "_CHECKPOINT_METADATA"
 _MAX_JSON = 1 << 20
+_COMMITTED = "commit_success.txt"
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
@@ -84,7 +85,19 @@ def _metrics(values: Mapping[str, object]) -> Iterator[Found]:
 def _incomplete(seen: Scan, metadata: Mapping[str, object]) -> Iterator[Finding]:
     if not metadata.get("commit_timestamp_nsecs"):
         yield unfinished(seen, "Orbax had not committed it")
-    marked = [name for name in seen.names if "commit_success.txt" in _names_in(seen, name)]
+    handlers = metadata.get("item_handlers")
+    for name in handlers if isinstance(handlers, dict) else ():
+        if name not in seen.names:
+            yield missing(seen, f"the item {name}")
+    for name in seen.names:
+        inner = set(_names_in(seen, name)) if (seen.path / name).is_dir() else set()
+        if {"_METADATA", "_sharding"} & inner and not inner - {"_METADATA", "_sharding", "array_metadatas", _COMMITTED}:
+            yield missing(seen, f"all data of the item {name}")
+        if "ocdbt.process_0" in inner | {"d"} & inner and "manifest.ocdbt" not in inner:
+            yield missing(seen, f"{name}/manifest.ocdbt")
+        if "d" in inner and not _names_in(seen, f"{name}/d"):
+            yield missing(seen, f"the data in {name}/d")
+    marked = [name for name in seen.names if _COMMITTED in _names_in(seen, name)]
     for name in seen.names if marked else ():
         if name not in marked and (seen.path / name).is_dir():
             yield unfinished(seen, f"the item {name} lacks its commit_success.txt")

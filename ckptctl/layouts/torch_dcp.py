@@ -14,13 +14,15 @@ from ckptctl.layouts._components import split
 from ckptctl.layouts._dcp import DATA, holds_dcp, read_dcp
 from ckptctl.layouts._facts import Facts, facts
 from ckptctl.layouts._layout import Layout, Scan
-from ckptctl.model import Checkpoint, Component, Contents, Part
+from ckptctl.layouts._members import missing
+from ckptctl.model import Checkpoint, Component, Contents, Finding, Part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ckptctl.layouts._dcp import Distributed
 
+_MEGATRON = ("common.pt", "metadata.json")
 _BESIDE = ("meta.pt", "common.pt")
 
 
@@ -38,7 +40,7 @@ def open_(seen: Scan) -> Checkpoint:
         step=found.step,
         epoch=found.epoch,
         metrics=found.metrics,
-        findings=read.findings,
+        findings=(*read.findings, *_megatron_gaps(seen)),
     )
 
 
@@ -63,6 +65,12 @@ def _parts(read: Distributed, beside: list[Contents]) -> Mapping[Component, Part
 
 def _both(one: Part, other: Part) -> Part:
     return replace(one, tensors={**one.tensors, **other.tensors}, values={**one.values, **other.values})
+
+
+def _megatron_gaps(seen: Scan) -> list[Finding]:
+    """Megatron-Core writes both of two files beside the data."""
+    there = [name for name in _MEGATRON if name in seen.names]
+    return [missing(seen, name) for name in _MEGATRON if there and name not in there]
 
 
 def _title(seen: Scan) -> str:

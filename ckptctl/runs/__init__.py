@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ckptctl.model import CheckpointInfo, Run
     from ckptctl.runs._names import Named
 
+_FILE_FAMILIES = ("checkpoint", "ckpt", "step", "global_step", "ckpt_step", "checkpoint_step", "lightning")
+
 __all__ = ["checkpoint_names", "find_checkpoints", "find_runs"]
 
 
@@ -44,8 +46,8 @@ def find_runs(root: str | os.PathLike[str], *, pattern: str | None = None) -> tu
     """Return the runs in `root`: those whose checkpoints lie in it or else, one level down, in its directories."""
     try:
         compiled = re.compile(pattern) if pattern is not None else None
-    except re.error as error:
-        raise UsageError(f"--pattern {pattern!r} is no regular expression: {error}") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"--pattern {(pattern or '')[:80]!r} is no regular expression: {error}") from None
     here = look(Path(root), compiled)
     runs = runs_of(here)
     if runs:
@@ -54,11 +56,13 @@ def find_runs(root: str | os.PathLike[str], *, pattern: str | None = None) -> tu
 
 
 def checkpoint_names(path: Path, *, directories: bool) -> tuple[Named, ...]:
-    """Return the names in a directory that are names of checkpoints of a run; on demand only those of directories.
+    """Return the names in a directory that are names of checkpoints of a run.
 
-    A bare number, and what DeepSpeed puts into the checkpoint of another trainer, do not count.
+    On demand only those of directories, and of files that no checkpoint has among its own. A bare number, and
+    what DeepSpeed puts into the checkpoint of another trainer, do not count then.
     """
     named = look(path, None).checkpoints
     if not directories:
         return named
-    return tuple(n for n in named if not n.bare and n.family != "global_step" and (path / n.name).is_dir())
+    named = tuple(n for n in named if not n.bare and n.family != "global_step")
+    return tuple(n for n in named if (path / n.name).is_dir() or n.family in _FILE_FAMILIES)

@@ -39,13 +39,14 @@ def look(path: Path, pattern: re.Pattern[str] | None) -> Directory:
         entries = sorted(os.scandir(path), key=lambda entry: entry.name)
     except OSError as error:
         raise unreadable(path, error) from None
+    every = {entry.name for entry in entries}
     for entry in entries:
         names.add(entry.name)
         if entry.is_symlink():
             pointers.append(_link(path, entry.name))
         elif entry.name in _TEXTS and entry.is_file():
             pointers += _text(path, entry.name)
-        elif not entry.name.startswith(".ckptctl-"):
+        elif not entry.name.startswith(".ckptctl-") and not _is_mark(entry.name, every):
             directory = entry.is_dir()
             named = name_of(entry.name, directory=directory, pattern=pattern)
             if named:
@@ -61,9 +62,14 @@ def look(path: Path, pattern: re.Pattern[str] | None) -> Directory:
     )
 
 
+def _is_mark(name: str, names: set[str]) -> bool:
+    """Whether a name only marks the one beside it as unfinished."""
+    return name.endswith("-unfinished") and name.removesuffix("-unfinished") in names
+
+
 def is_pinned(path: Path, names: frozenset[str]) -> bool:
     """Whether ``NAME.keep`` stands beside a checkpoint, or ``.keep`` in it."""
-    return f"{path.name}{_KEEP}" in names or (path / _KEEP).exists()
+    return f"{path.name}{_KEEP}" in names or os.path.exists(path / _KEEP)  # noqa: PTH110
 
 
 def _link(path: Path, name: str) -> Pointer:
@@ -86,4 +92,4 @@ def _text(path: Path, name: str) -> list[Pointer]:
         text = f"iter_{int(text):07d}"
     if not text or len(text) > _MAX_TEXT or "/" in text or text in (".", ".."):
         return []
-    return [Pointer(name=name, target=text, dangling=not (path / text).exists())]
+    return [Pointer(name=name, target=text, dangling=not os.path.exists(path / text))]  # noqa: PTH110

@@ -117,15 +117,19 @@ def _trainer(checkpoint: Checkpoint) -> Record | None:
 
 
 def _lightning(checkpoint: Checkpoint) -> Record | None:
-    """The state of Lightning's ModelCheckpoint: the scores of the best checkpoints, by their paths."""
+    """The states of Lightning's ModelCheckpoints: scores by path; without a monitor the "best" is only the newest."""
+    scores: dict[str, dict[str, float]] = {}
+    best = ""
     for part in checkpoint.parts.values():
         for key, state in (as_mapping(part.values.get("callbacks")) or {}).items():
-            if isinstance(key, str) and key.startswith("ModelCheckpoint"):
-                fields = as_mapping(state) or {}
-                best = fields.get("best_model_path")
-                scores = dict(_scores(checkpoint, fields))
-                return Record(by_step={}, by_name=scores, best=best if isinstance(best, str) else "")
-    return None
+            fields = as_mapping(state) or {}
+            if not isinstance(key, str) or not key.startswith("ModelCheckpoint") or not fields.get("monitor"):
+                continue
+            for name, found in _scores(checkpoint, fields):
+                scores.setdefault(name, {}).update(found)
+            path = fields.get("best_model_path")
+            best = best or (path if isinstance(path, str) else "")
+    return Record(by_step={}, by_name=scores, best=best) if scores or best else None
 
 
 def _scores(checkpoint: Checkpoint, fields: Mapping[object, object]) -> list[tuple[str, dict[str, float]]]:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FILES = ("metrics.jsonl", "metrics.json", "metrics.csv")
-_MOST_BYTES = 256 << 20
+METRICS = frozenset(_FILES)
+_MOST_BYTES = 64 << 20
 _STEPS = ("step", "global_step", "iteration", "iter")
 _NOT_METRICS = ("epoch", "time", "timestamp", "lr", "learning_rate", *_STEPS)
 _RATES = ("_runtime", "_per_second", "_time")
@@ -58,7 +59,7 @@ def _rows(path: Path) -> Iterator[Mapping[object, object]]:
         file = LocalFile(path)
         if file.size > _MOST_BYTES:
             return
-        text = file.range().read().decode("utf-8", "replace")
+        text = file.range().read().decode("utf-8-sig", "replace")
         file.release()
     except CkptctlError:
         return
@@ -67,7 +68,7 @@ def _rows(path: Path) -> Iterator[Mapping[object, object]]:
             yield from csv.DictReader(io.StringIO(text))
         return
     whole = _parsed(text) if path.suffix == ".json" else None
-    rows = whole if isinstance(whole, list) else [whole] if whole is not None else map(_parsed, text.splitlines())
+    rows = whole if isinstance(whole, list) else [whole] if whole is not None else map(_parsed, text.split("\n"))
     yield from (row for row in rows if isinstance(row, dict))
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _SUFFIX = r"\.(?:weights\.h5|pth\.tar|pt\.tar|safetensors|pth|pt|ckpt|bin|pkl|pickle|keras|hdf5|h5)"
 _WORD = r"(?:checkpoint|chkpt|ckpt|global_?step|steps?|iter(?:ation)?|epoch|model|snapshot|state|update)"
 _NUMBER = r"[-_=.]?(?P<number>[0-9]{1,18})"
-_METRIC = r"(?P<metrics>(?:[-_][A-Za-z][A-Za-z0-9_./]*=[-+]?[0-9][-+0-9.e]*)*)"
+_METRIC = r"(?P<metrics>(?:[-_][A-Za-z][-A-Za-z0-9_./]*=(?:[-+]?[0-9][-+0-9.e]*|nan|-?inf))*)"
 _DIRECTORY = re.compile(rf"(?P<family>(?:{_WORD}[-_=.]?)+?){_NUMBER}")
 _BARE = re.compile(r"(?P<family>)(?P<number>[0-9]{1,18})")
 _FILE = re.compile(
-    rf"(?P<family>(?:[^/]*?[-_.])?(?:{_WORD}[-_=.]?)+?){_NUMBER}{_METRIC}(?:[-_.]rank[-_]?(?P<rank>[0-9]{{1,6}}))?{_SUFFIX}"
+    rf"(?P<family>(?:[^/]*?[-_.])?(?:{_WORD}[-_=.]?)+?){_NUMBER}{_METRIC}(?:[-_.]rank[-_]?(?P<rank>[0-9]{{1,6}})(?!\.safetensors))?{_SUFFIX}"
 )
 _LIGHTNING = re.compile(
     rf"(?P<family>(?:[^/=]*[-_])?)(?:epoch=(?P<epoch>[0-9]{{1,9}}))?-?(?:step=(?P<step>[0-9]{{1,18}}))?{_METRIC}"
@@ -29,7 +29,7 @@ _LIGHTNING = re.compile(
 )
 _LAST = re.compile(r"last(?:-v[0-9]{1,6})?\.ckpt")
 _KERAS = re.compile(r"(?P<epoch>[0-9]{1,9})(?:-(?P<value>[0-9]+\.[0-9]+))?(?:\.weights\.h5|\.keras|\.h5)")
-_PAIR = re.compile(r"[-_]([A-Za-z][A-Za-z0-9_./]*)=([-+]?[0-9](?:[0-9.]*[0-9])?(?:e[-+]?[0-9]+)?)")
+_PAIR = re.compile(r"[-_]([A-Za-z][-A-Za-z0-9_./]*)=(nan|-?inf|[-+]?[0-9](?:[0-9.]*[0-9])?(?:e[-+]?[0-9]+)?)")
 _EPOCHS = re.compile(r".*epoch[-_=.]?")
 
 
@@ -72,8 +72,14 @@ def _of_base(name: str, base: str, directory: bool, pattern: re.Pattern[str] | N
 
 
 def _by_pattern(name: str, base: str, found: re.Match[str]) -> Named:
-    digits = found.groupdict().get("step") or next(iter(re.findall(r"[0-9]{1,18}", base)[::-1]), None)
-    return Named(name=name, family="", step=int(digits) if digits else None)
+    group = found.groupdict().get("step")
+    if group is not None:
+        start, digits = found.start("step"), group
+    else:
+        last = next(iter(list(re.finditer(r"[0-9]+", re.sub(rf"{_SUFFIX}$", "", base)))[::-1]), None)
+        start, digits = (last.start(), last[0]) if last else (0, "")
+    step = int(digits) if re.fullmatch(r"[0-9]{1,18}", digits) else None
+    return Named(name=name, family=base[:start].rstrip("-_=."), step=step)
 
 
 def _directory(name: str, base: str) -> Named | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -12,6 +13,7 @@ from ckptctl.checks import base_name, glance
 from ckptctl.model import CheckpointInfo, Completeness, Run, State
 from ckptctl.runs._directory import Directory, is_pinned
 from ckptctl.runs._entry import Entry, entry_of
+from ckptctl.runs._metrics import METRICS
 from ckptctl.runs._scores import Scores, scores_of
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _SIDECARS = (".sha256", ".keep", "-unfinished")
 _COMMIT = "trainer_state.json"
+_RANK = re.compile(r"(?<=rank)[-_]?[0-9]{1,6}(?=\.)")
 _ORDER = (State.WHOLE, State.UNFINISHED, State.DAMAGED, State.UNKNOWN)
 
 
@@ -34,16 +37,16 @@ def runs_of(here: Directory) -> tuple[Run, ...]:
     known = {family: found for family, found in families.items() if any(entry.recognised for entry in found)}
     used = {path.name for found in known.values() for entry in found for path in entry.paths}
     pointers = {pointer.name for pointer in here.pointers}
-    others = tuple(sorted(name for name in here.names - used - pointers if not _is_sidecar(name, used)))
+    others = tuple(sorted(name for name in here.names - used - pointers - METRICS if not _is_sidecar(name, used)))
     return tuple(_run(here, family, found, others) for family, found in sorted(known.items()))
 
 
 def _entries(here: Directory) -> Iterable[Entry]:
     """Look at each name; a bare number counts only if what it names is a checkpoint."""
-    ranks: dict[tuple[object, ...], list[Named]] = {}
+    ranks: dict[str, list[Named]] = {}
     for named in here.checkpoints:
         if named.rank is not None:
-            ranks.setdefault((named.family, named.step, named.epoch, base_name(named.name) is None), []).append(named)
+            ranks.setdefault(_RANK.sub("", named.name), []).append(named)
             continue
         path = here.path / named.name
         entry = entry_of(named, (path,), glance(path))
@@ -57,22 +60,47 @@ def _entries(here: Directory) -> Iterable[Entry]:
 
 
 def _run(here: Directory, family: str, entries: list[Entry], others: tuple[str, ...]) -> Run:
-    entries = _without_commit(entries)
-    slots: dict[tuple[object, ...], list[Entry]] = {}
-    for entry in entries:
-        slots.setdefault(entry.slot, []).append(entry)
+    entries = _without_commit(_without_ranks(entries))
+    slots = _slots(entries)
     scores = scores_of(here, entries)
     pointers = (*here.pointers, *scores.pointers)
-    infos = [_info(here, family, found, pointers, scores) for found in slots.values()]
+    infos = [_info(here, family, found, pointers, scores) for found in slots]
     titles = Counter(entry.title for entry in entries if entry.title)
     return Run(
         path=here.path,
         family=family,
         title=titles.most_common(1)[0][0] if titles else "checkpoints",
-        checkpoints=tuple(sorted(infos, key=_by_step)),
+        checkpoints=tuple(sorted(infos, key=_by_epoch if _has_only_epochs(infos) else _by_step)),
         pointers=pointers,
         others=others,
     )
+
+
+def _slots(entries: list[Entry]) -> list[list[Entry]]:
+    """Bring names of one checkpoint together; what has the same step in another epoch is another one."""
+    slots: dict[tuple[object, ...], list[Entry]] = {}
+    for entry in entries:
+        slots.setdefault(entry.slot, []).append(entry)
+    found: list[list[Entry]] = []
+    for slot in slots.values():
+        epochs: dict[float | None, list[Entry]] = {}
+        for entry in slot:
+            epochs.setdefault(entry.epoch.value if entry.epoch else None, []).append(entry)
+        known = [epoch for epoch in epochs if epoch is not None]
+        found += [slot] if len(known) < 2 else epochs.values()
+    return found
+
+
+def _without_ranks(entries: list[Entry]) -> list[Entry]:
+    """Mark those as damaged whose siblings have more ranks."""
+    most = max((len(entry.paths) for entry in entries if entry.named.rank is not None), default=0)
+    lost = Completeness(state=State.DAMAGED, why=(f"its siblings have {most} ranks",))
+    return [
+        replace(entry, completeness=replace(lost, why=(f"{len(entry.paths)} ranks, {lost.why[0]}",)))
+        if entry.named.rank is not None and len(entry.paths) < most and entry.completeness.whole
+        else entry
+        for entry in entries
+    ]
 
 
 def _info(
@@ -120,7 +148,7 @@ def _without_commit(entries: list[Entry]) -> list[Entry]:
     ]
 
 
-def _size_and_time(paths: Iterable[Path]) -> tuple[int, datetime]:
+def _size_and_time(paths: tuple[Path, ...]) -> tuple[int, datetime]:
     """Sum up the bytes of all files, and find when the newest was written. Links are not followed."""
     nbytes, newest, todo = 0, 0.0, [os.fspath(path) for path in paths]
     while todo:
@@ -134,7 +162,24 @@ def _size_and_time(paths: Iterable[Path]) -> tuple[int, datetime]:
             continue
         nbytes += status.st_size
         newest = max(newest, status.st_mtime)
+    newest = newest or max((_written(path) for path in paths), default=0.0)  # an empty directory
     return nbytes, datetime.fromtimestamp(newest, tz=timezone.utc)
+
+
+def _written(path: Path) -> float:
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _has_only_epochs(infos: list[CheckpointInfo]) -> bool:
+    """Whether epochs order better than steps: all have one, and some have no step, as what is damaged."""
+    return all(info.epoch for info in infos) and not all(info.step for info in infos)
+
+
+def _by_epoch(info: CheckpointInfo) -> tuple[object, ...]:
+    return (info.epoch.value if info.epoch else 0, info.step.value if info.step else 0, info.path.name)
 
 
 def _by_step(info: CheckpointInfo) -> tuple[object, ...]:

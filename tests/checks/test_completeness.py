@@ -130,7 +130,7 @@ def test_what_cannot_be_looked_into_is_neither_whole_nor_damaged(tmp_path):
     [
         ("tmp-checkpoint-5", "checkpoint-5"), ("checkpoint-5.tmp", "checkpoint-5"), (".x.pt.tmp-1a2b", "x.pt"),
         ("30.orbax-checkpoint-tmp-17", "30"), ("step-3-unfinished", "step-3"), ("a.part", "a"),
-        ("checkpoint-5", None), ("template.pt", None), ("temp.pt", "pt"), ("tmp", None),
+        ("checkpoint-5", None), ("template.pt", None), ("temp.pt", None), ("temp-model-1.pt", None), ("tmp", None),
     ],
 )  # fmt: skip
 def test_temporary_names_give_the_name_that_was_meant(name, base):

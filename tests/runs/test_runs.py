@@ -43,7 +43,7 @@ def test_hand_written_names_are_ordered_as_numbers_with_metrics_from_beside(layo
     assert steps(run.checkpoints) == sorted(steps(run.checkpoints))
     assert steps(run.checkpoints)[:3] == [1000, 2000, 50000]
     assert run.checkpoints[0].metrics == {"train_loss": 1.016864, "val_loss": 1.11855}
-    assert run.others == ("metrics.csv", "metrics.jsonl")
+    assert run.others == ()
 
 
 def test_lightning_keeps_scores_and_best_in_the_callbacks_state():

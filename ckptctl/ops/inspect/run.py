@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptctl.errors import UnknownFormatError
 from ckptctl.layouts import layout_of
 from ckptctl.runs import checkpoint_names, find_runs
 
@@ -43,7 +44,10 @@ def inspect_runs(path: str | os.PathLike[str], *, pattern: str | None = None) ->
     directory = Path(path)
     if not directory.is_dir() or (pattern is None and _is_checkpoint(directory)):
         return ()
-    return tuple(_report(run) for run in find_runs(directory, pattern=pattern))
+    runs = tuple(_report(run) for run in find_runs(directory, pattern=pattern))
+    if pattern is not None and not runs:
+        raise UnknownFormatError(f"{directory}: no checkpoint in it has a name that matches --pattern in full")
+    return runs
 
 
 def _is_checkpoint(path: Path) -> bool:
