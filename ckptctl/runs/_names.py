@@ -23,6 +23,10 @@ _BARE = re.compile(r"(?P<family>)(?P<number>[0-9]{1,18})")
 _FILE = re.compile(
     rf"(?P<family>(?:[^/]*?[-_.])?(?:{_WORD}[-_=.]?)+?){_NUMBER}{_METRIC}(?:[-_.]rank[-_]?(?P<rank>[0-9]{{1,6}})(?!\.safetensors))?{_SUFFIX}"
 )
+_BOTH = re.compile(
+    rf"(?P<family>(?:[^/=]*?[-_.])??)epoch[-_]?(?P<epoch>[0-9]{{1,9}})[-_](?:global_?)?step[-_]?(?P<step>[0-9]{{1,18}}){_METRIC}"
+    rf"(?:{_SUFFIX})?"
+)
 _LIGHTNING = re.compile(
     rf"(?P<family>(?:[^/=]*[-_])?)(?:epoch=(?P<epoch>[0-9]{{1,9}}))?-?(?:step=(?P<step>[0-9]{{1,18}}))?{_METRIC}"
     r"(?:-v[0-9]{1,6})?\.ckpt"
@@ -64,6 +68,10 @@ def _of_base(name: str, base: str, directory: bool, pattern: re.Pattern[str] | N
     if pattern:
         found = pattern.fullmatch(base)
         return _by_pattern(name, base, found) if found else None
+    both = _BOTH.fullmatch(base)
+    if both:
+        family, step, epoch = both["family"].rstrip("-_."), int(both["step"]), int(both["epoch"])
+        return Named(name=name, family=family or "epoch", step=step, epoch=epoch, metrics=_pairs(both["metrics"]))
     if base.endswith(".ckpt"):
         return _lightning(name, base) or (None if directory else _file(name, base))
     if directory:
