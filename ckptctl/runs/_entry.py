@@ -45,6 +45,7 @@ class Entry:
     epoch: Found | None
     metrics: Mapping[str, float]
     record: Record | None
+    world: bool
 
     @property
     def slot(self) -> tuple[object, ...]:
@@ -78,6 +79,7 @@ def entry_of(named: Named, paths: tuple[Path, ...], seen: Glance) -> Entry:
         step=replace(step, value=int(step.value)) if step else _in_name("step", named.step),
         epoch=epoch or _in_name("epoch", named.epoch),
         metrics=_metrics(checkpoint),
+        world=any("world_size" in part.values for part in checkpoint.parts.values()) if checkpoint else False,
         record=(_trainer(checkpoint) or _lightning(checkpoint)) if checkpoint else None,
     )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _SIDECARS = (".sha256", ".keep", "-unfinished")
 _COMMIT = "trainer_state.json"
+_FEWER = "{} ranks are here, siblings have {}, and no file says how many there were"
 _RANK = re.compile(r"(?<=rank)[-_]?[0-9]{1,6}(?=\.)")
 _ORDER = (State.WHOLE, State.UNFINISHED, State.DAMAGED, State.UNKNOWN)
 
@@ -92,12 +93,14 @@ def _slots(entries: list[Entry]) -> list[list[Entry]]:
 
 
 def _without_ranks(entries: list[Entry]) -> list[Entry]:
-    """Mark those as damaged whose siblings have more ranks."""
+    """Do not call those whole that have fewer ranks than their siblings and do not record how many there were.
+
+    They may be of a restart on fewer machines, or have lost their highest ranks: nothing in them tells.
+    """
     most = max((len(entry.paths) for entry in entries if entry.named.rank is not None), default=0)
-    lost = Completeness(state=State.DAMAGED, why=(f"its siblings have {most} ranks",))
     return [
-        replace(entry, completeness=replace(lost, why=(f"{len(entry.paths)} ranks, {lost.why[0]}",)))
-        if entry.named.rank is not None and len(entry.paths) < most and entry.completeness.whole
+        replace(entry, completeness=Completeness(state=State.UNKNOWN, why=(_FEWER.format(len(entry.paths), most),)))
+        if entry.named.rank is not None and len(entry.paths) < most and entry.completeness.whole and not entry.world
         else entry
         for entry in entries
     ]

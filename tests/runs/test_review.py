@@ -76,7 +76,11 @@ def test_the_highest_rank_is_missed_where_siblings_have_it(tmp_path):
         for rank in range(4):
             torch.save(WEIGHTS, tmp_path / f"checkpoint-{step}-rank{rank}.pt")
     (tmp_path / "checkpoint-200-rank3.pt").unlink()
-    assert [info.complete for info in find_checkpoints(tmp_path)] == [True, False]
+    assert list(states(tmp_path).values()) == [State.WHOLE, State.UNKNOWN]
+    # A restart on fewer machines that records its world size is whole.
+    for rank in range(2):
+        torch.save({**WEIGHTS, "world_size": 2, "rank": rank}, tmp_path / f"checkpoint-300-rank{rank}.pt")
+    assert list(states(tmp_path).values()) == [State.WHOLE, State.UNKNOWN, State.WHOLE]
 
 
 def test_ranks_are_grouped_by_name_and_the_runs_own_name_is_no_mark(tmp_path):
