@@ -6,14 +6,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import UsageError
+from ckptctl.errors import UnreadableError, UsageError
+from ckptctl.model import Run
 from ckptctl.runs._directory import look
 from ckptctl.runs._slots import runs_of
 
 if TYPE_CHECKING:
     import os
 
-    from ckptctl.model import CheckpointInfo, Run
+    from ckptctl.model import CheckpointInfo
     from ckptctl.runs._names import Named
 
 _FILE_FAMILIES = ("checkpoint", "ckpt", "step", "global_step", "ckpt_step", "checkpoint_step", "lightning")
@@ -52,7 +53,19 @@ def find_runs(root: str | os.PathLike[str], *, pattern: str | None = None) -> tu
     runs = runs_of(here)
     if runs:
         return runs
-    return tuple(run for name in here.directories for run in runs_of(look(here.path / name, compiled)))
+    below = [_below(here.path / name, compiled) for name in here.directories]
+    return (
+        tuple(run for found in below for run in found) if any(r.checkpoints for found in below for r in found) else ()
+    )
+
+
+def _below(path: Path, pattern: re.Pattern[str] | None) -> tuple[Run, ...]:
+    """Return the runs in a directory; one that may not be read is a run of which nothing is known."""
+    try:
+        return runs_of(look(path, pattern))
+    except UnreadableError as error:
+        why = error.message.removeprefix(f"{path}: ")
+        return (Run(path=path, family="", title=f"not read: {why}", checkpoints=()),)
 
 
 def checkpoint_names(path: Path, *, directories: bool) -> tuple[Named, ...]:

@@ -90,6 +90,9 @@ def _text(path: Path, name: str) -> list[Pointer]:
         return []
     if name == _TRACKER and text.isascii() and text.isdigit() and len(text) < 19:
         text = f"iter_{int(text):07d}"
+    outer, _, last = text.removeprefix("./").rpartition("/")
+    if outer in ("", os.fspath(path), os.path.realpath(path)):
+        text = last
     if not text or len(text) > _MAX_TEXT or "/" in text or text in (".", ".."):
         return []
     return [Pointer(name=name, target=text, dangling=not os.path.exists(path / text))]  # noqa: PTH110

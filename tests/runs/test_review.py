@@ -191,3 +191,29 @@ def test_names_with_epoch_and_step_are_one_run(tmp_path, name):
         torch.save(WEIGHTS, tmp_path / name.format(number, number))
     (run,) = find_runs(tmp_path)
     assert [(i.epoch.value, i.step.value) for i in run.checkpoints] == [(1, 100), (2, 200), (10, 1000)]
+
+
+def test_a_run_that_may_not_be_read_does_not_hide_its_siblings(tmp_path, monkeypatch):
+    from ckptctl import runs
+    from ckptctl.errors import UnreadableError
+
+    for run in ("a", "b"):
+        shutil.copytree(TRAINER, tmp_path / run / "checkpoint-40")
+    look = runs.look
+
+    def denied(path, pattern):
+        if path.name == "b":
+            raise UnreadableError(f"{path}: permission denied")
+        return look(path, pattern)
+
+    monkeypatch.setattr(runs, "look", denied)
+    first, second = find_runs(tmp_path)
+    assert len(first.checkpoints) == 1
+    assert (second.title, second.checkpoints) == ("not read: permission denied", ())
+
+
+@pytest.mark.parametrize("text", ["./checkpoint-40", "{}/checkpoint-40\n", "checkpoint-40"])
+def test_latest_may_name_a_path_in_its_own_directory(tmp_path, text):
+    shutil.copytree(TRAINER, tmp_path / "checkpoint-40")
+    (tmp_path / "latest").write_text(text.format(tmp_path))
+    assert find_checkpoints(tmp_path)[0].pointers == ("latest",)
