@@ -8,7 +8,8 @@ from ckptctl.cli import _inspect_run, _inspect_text
 from ckptctl.cli._output import Printer, print_json, to_json
 
 if TYPE_CHECKING:
-    from ckptctl.ops.inspect import InspectReport, RunReport
+    from ckptctl.ops.inspect import InspectReport
+    from ckptctl.ops.inspect.run import RunReport
 
 
 class Answer:

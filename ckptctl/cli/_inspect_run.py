@@ -11,7 +11,7 @@ from ckptctl.model import State
 
 if TYPE_CHECKING:
     from ckptctl.model import CheckpointInfo, Run
-    from ckptctl.ops.inspect import RunReport
+    from ckptctl.ops.inspect.run import RunReport
 
 _NONE = "–"
 _MOST_OTHERS = 5

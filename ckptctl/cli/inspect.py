@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,9 @@ Examples:
 
 Exit status: 0 it was read, also if it asks for code; 2 a path could not be read; 130 interrupted.
 """
+
+if TYPE_CHECKING:
+    from ckptctl.ops.inspect.run import RunReport
 
 _WHAT = "What to show"
 
@@ -67,13 +70,13 @@ def run(
 ) -> int:
     """Inspect each path in turn; one that cannot be read does not stop the rest."""
     from ckptctl.cli._inspect_answer import Answer
-    from ckptctl.ops.inspect import Selection, inspect, inspect_runs
+    from ckptctl.ops.inspect import Selection, inspect
 
     selection = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()), only=only)
     answer = Answer(json=json, quiet=quiet, brief=brief, depth=depth)
 
     def one(path: Path) -> None:
-        runs = inspect_runs(path, pattern=pattern)
+        runs = _runs(path, pattern) if path.is_dir() else ()
         for report in runs:
             answer.add_run(report)
         if not runs:
@@ -82,3 +85,10 @@ def run(
             )
 
     return guarded_each([*(partial(one, path) for path in paths), answer.finish], as_json=json)
+
+
+def _runs(path: Path, pattern: str | None) -> tuple[RunReport, ...]:
+    """Loaded for directories only: files are looked into sooner without it."""
+    from ckptctl.ops.inspect.run import inspect_runs
+
+    return inspect_runs(path, pattern=pattern)

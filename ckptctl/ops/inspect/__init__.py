@@ -11,7 +11,6 @@ from ckptctl.layouts import open_checkpoint
 from ckptctl.model import Checkpoint, Component, GlobalUse, Module, Part, Region, module_tree
 from ckptctl.ops.inspect.report import ComponentRow, InspectReport, Selection, TensorRow
 from ckptctl.ops.inspect.rows import component_row, sort_rows, tensor_rows, tied_groups
-from ckptctl.ops.inspect.run import RunReport, inspect_runs
 
 if TYPE_CHECKING:
     import os
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 from ckptctl.values import State
 
-__all__ = ["ComponentRow", "InspectReport", "RunReport", "Selection", "TensorRow", "inspect", "inspect_runs"]
+__all__ = ["ComponentRow", "InspectReport", "Selection", "TensorRow", "inspect"]
 
 
 def inspect(  # noqa: PLR0913  # what to show is chosen part by part
