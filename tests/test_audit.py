@@ -21,7 +21,7 @@ def inspect(paths):  # past Typer, which evaluates the annotations of our own fu
     return run([Path(path) for path in paths], values=True, tensors=True, header=True)
 
 paths = json.loads(sys.argv[1])
-inspect(paths[:1])  # loads all that the command itself needs
+inspect([*paths[:1], *[p for p in paths if os.path.isdir(p)][:1]])  # loads all that the command itself needs
 seen = []
 WATCHED = {"import", "exec", "compile", "pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "os.fork",
            "subprocess.Popen", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree",
