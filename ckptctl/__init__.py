@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "CkptctlError": "ckptctl.errors",
     "Checkpoint": "ckptctl.model",
-    "CheckpointInfo": "ckptctl.model",
+    "CheckpointInfo": "ckptctl.model.run",
     "Component": "ckptctl.model",
     "InspectReport": "ckptctl.ops.inspect",
     "Selection": "ckptctl.ops.inspect",

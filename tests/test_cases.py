@@ -13,7 +13,7 @@ sys.path.insert(0, str(HERE / "cases"))
 import common
 import open_cases  # noqa: F401  # registers the cases
 
-from ckptctl.model import State
+from ckptctl.model.run import State
 from ckptctl.runs import find_checkpoints, find_runs
 
 

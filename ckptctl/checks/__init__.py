@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from ckptctl.checks.completeness import Glance, base_name, completeness, glance, unfinished_marks
 from ckptctl.checks.optimizer import Slot, optimizer_kind, optimizer_slots
 from ckptctl.checks.resume import resume_gaps, rng_kinds
 from ckptctl.checks.scheduler import scheduler_summary
 
 __all__ = [
-    "Glance",
     "Slot",
-    "base_name",
-    "completeness",
-    "glance",
     "optimizer_kind",
     "optimizer_slots",
     "resume_gaps",
     "rng_kinds",
     "scheduler_summary",
-    "unfinished_marks",
 ]

@@ -20,7 +20,8 @@ from ckptctl.errors import (
     UnsupportedError,
 )
 from ckptctl.layouts import open_checkpoint
-from ckptctl.model import Aspect, Checkpoint, Completeness, Finding, Severity, State
+from ckptctl.model import Aspect, Checkpoint, Finding, Severity
+from ckptctl.model.run import Completeness, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

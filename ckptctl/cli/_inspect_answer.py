@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptctl.cli import _inspect_run, _inspect_text
+from ckptctl.cli import _inspect_text
 from ckptctl.cli._output import Printer, print_json, to_json
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Answer:
         """Take the report on a run."""
         self._add(report, self.runs)
         if self.printer:
+            from ckptctl.cli import _inspect_run  # runs only
+
             _inspect_run.show_run(self.printer, report, brief=self.brief)
 
     def finish(self) -> None:

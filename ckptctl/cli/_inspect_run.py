@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ckptctl.cli._output import Printer, joined
 from ckptctl.cli._text import age, escape, number, plural, size
-from ckptctl.model import State
+from ckptctl.model.run import State
 
 if TYPE_CHECKING:
-    from ckptctl.model import CheckpointInfo, Run
+    from ckptctl.model.run import CheckpointInfo, Run
     from ckptctl.ops.inspect.run import RunReport
 
 _NONE = "–"

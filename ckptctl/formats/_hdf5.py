@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from ckptctl.storage import ByteRange
 
-MAGIC = b"\x89HDF\r\n\x1a\n"
 _MAX_DEPTH, _MAX_OBJECTS, _MAX_TEXT, _MAX_CHUNKS = 64, 1_000_000, 1 << 20, 1_000_000
 _FILTERS = {1: "gzip", 2: "shuffle", 32000: "lzf"}
 _KINDS = {

@@ -9,23 +9,25 @@ import json
 from typing import TYPE_CHECKING
 
 from ckptctl.formats._format import Format
-from ckptctl.formats._hdf5 import MAGIC, read_hdf5
 from ckptctl.formats._keras import account, configured_code, state_of
 from ckptctl.model import Contents
 
 if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
 
+_MAGIC = b"\x89HDF\r\n\x1a\n"
 _JSON = ("model_config", "training_config")
 
 
 def accepts(source: ByteRange) -> bool:
     """Whether it begins as HDF5 files do."""
-    return source.head(len(MAGIC)) == MAGIC
+    return source.head(len(_MAGIC)) == _MAGIC
 
 
 def read(source: ByteRange) -> Contents:
     """Describe datasets and the attributes of the root."""
+    from ckptctl.formats._hdf5 import read_hdf5  # noqa: PLC0415  # only these files need it
+
     found = read_hdf5(source)
     values = {key: _parsed(key, value) for key, value in found.attributes.items()}
     return Contents(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ckptctl.formats import _zip
 from ckptctl.formats._format import Format
-from ckptctl.formats._hdf5 import read_hdf5
 from ckptctl.formats._keras import account, configured_code, state_of
 from ckptctl.model import Contents
 
@@ -29,6 +28,8 @@ def accepts(source: ByteRange) -> bool:
 
 def read(source: ByteRange) -> Contents:
     """Describe the weights, the configuration and the metadata."""
+    from ckptctl.formats._hdf5 import read_hdf5  # noqa: PLC0415  # only these files need it
+
     members = {member.name: member for member in _zip.read_directory(source).members}
     if _WEIGHTS not in members:
         raise _zip.corrupt(source, f"record {_WEIGHTS} is missing")

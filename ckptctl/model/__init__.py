@@ -15,15 +15,12 @@ from ckptctl.model.checkpoint import (
 from ckptctl.model.dtypes import DTYPES, DType, dtype_of_torch
 from ckptctl.model.finding import Aspect, Finding, Severity
 from ckptctl.model.modules import Module, module_tree
-from ckptctl.model.run import CheckpointInfo, Completeness, Pointer, Run, State
 from ckptctl.model.tensors import Encoding, Piece, TensorInfo, contiguous_strides
 
 __all__ = [
     "DTYPES",
     "Aspect",
     "Checkpoint",
-    "CheckpointInfo",
-    "Completeness",
     "Component",
     "Contents",
     "DType",
@@ -35,11 +32,8 @@ __all__ = [
     "Module",
     "Part",
     "Piece",
-    "Pointer",
     "Region",
-    "Run",
     "Severity",
-    "State",
     "TensorInfo",
     "contiguous_strides",
     "dtype_of_torch",

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnreadableError, UsageError
-from ckptctl.model import Run
+from ckptctl.model.run import Run
 from ckptctl.runs._directory import look
 from ckptctl.runs._slots import runs_of
 
 if TYPE_CHECKING:
     import os
 
-    from ckptctl.model import CheckpointInfo
+    from ckptctl.model.run import CheckpointInfo
     from ckptctl.runs._names import Named
 
 _FILE_FAMILIES = ("checkpoint", "ckpt", "step", "global_step", "ckpt_step", "checkpoint_step", "lightning")

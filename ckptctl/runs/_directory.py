@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
-from ckptctl.model import Pointer
+from ckptctl.model.run import Pointer
 from ckptctl.runs._names import Named, name_of
 from ckptctl.storage import LocalFile, unreadable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckptctl.checks import base_name
+from ckptctl.checks.completeness import base_name
 from ckptctl.layouts import number_of
 from ckptctl.model import Component, Found
 from ckptctl.runs._metrics import metrics_of_history
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ckptctl.checks import Glance
-    from ckptctl.model import Checkpoint, Completeness
+    from ckptctl.checks.completeness import Glance
+    from ckptctl.model import Checkpoint
+    from ckptctl.model.run import Completeness
     from ckptctl.runs._names import Named
 
 _IN_NAME = "in the name"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptctl.layouts import trainer_state
-from ckptctl.model import Pointer
+from ckptctl.model.run import Pointer
 from ckptctl.runs._metrics import metrics_beside, metrics_of_history
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from ckptctl.checks import base_name, glance
-from ckptctl.model import CheckpointInfo, Completeness, Run, State
+from ckptctl.checks.completeness import base_name, glance
+from ckptctl.model.run import CheckpointInfo, Completeness, Run, State
 from ckptctl.runs._directory import Directory, is_pinned
 from ckptctl.runs._entry import Entry, entry_of
 from ckptctl.runs._metrics import METRICS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ckptctl.model import Pointer
+    from ckptctl.model.run import Pointer
     from ckptctl.runs._names import Named
 
 _SIDECARS = (".sha256", ".keep", "-unfinished")

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from ckptctl.checks import base_name, completeness
-from ckptctl.model import State
+from ckptctl.checks.completeness import base_name, completeness
+from ckptctl.model.run import State
 from tests.samples import CORPUS
 
 DAMAGED = CORPUS / "damaged"

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from ckptctl.checks import completeness
+from ckptctl.checks.completeness import completeness
 from ckptctl.errors import CorruptError
 from ckptctl.layouts import open_checkpoint
-from ckptctl.model import State
+from ckptctl.model.run import State
 from tests.samples import CORPUS, safetensors_bytes, values_of
 
 DCP = CORPUS / "dcp"

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from ckptctl.checks import completeness
+from ckptctl.checks.completeness import completeness
 from ckptctl.errors import CorruptError
 from ckptctl.layouts import open_checkpoint
 from ckptctl.model import Component

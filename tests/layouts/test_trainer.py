@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 
-from ckptctl.checks import completeness, resume_gaps
+from ckptctl.checks import resume_gaps
+from ckptctl.checks.completeness import completeness
 from ckptctl.layouts import open_checkpoint
-from ckptctl.model import Component, State
+from ckptctl.model import Component
+from ckptctl.model.run import State
 from tests.samples import CORPUS
 
 TRAINER = CORPUS / "transformers" / "trainer_run" / "checkpoint-40"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ckptctl.errors import UnknownFormatError, UsageError
-from ckptctl.model import State
+from ckptctl.model.run import State
 from ckptctl.ops.inspect.run import inspect_runs
 from ckptctl.runs import find_checkpoints, find_runs
 from tests.samples import CORPUS

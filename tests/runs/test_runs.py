@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from ckptctl.errors import UnreadableError, UsageError
-from ckptctl.model import State
+from ckptctl.model.run import State
 from ckptctl.runs import find_checkpoints, find_runs
 from tests.samples import CORPUS
 

@@ -14,7 +14,7 @@ from ckptctl.runs import checkpoint_names, find_runs
 if TYPE_CHECKING:
     import os
 
-    from ckptctl.model import CheckpointInfo, Run
+    from ckptctl.model.run import CheckpointInfo, Run
 
 _ROOTS = ("deepspeed", "rank-files")
 _BEST_NAMES = ("eval_loss", "val_loss", "valid_loss", "validation_loss", "test_loss", "loss", "train_loss")
