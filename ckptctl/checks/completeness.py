@@ -5,11 +5,10 @@ Digests, values and safety are other questions: a class that nobody knows makes 
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptctl.checks.marks import unfinished_marks
 from ckptctl.errors import (
     CkptctlError,
     LimitError,
@@ -24,11 +23,9 @@ from ckptctl.model import Aspect, Checkpoint, Finding, Severity
 from ckptctl.model.run import Completeness, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
-_INTERRUPTED = "checkpoint-is-incomplete.txt"
-_UNFINISHED = "-unfinished"
 _NOT_SEEN = {
     error.slug
     for error in (
@@ -40,11 +37,6 @@ _NOT_SEEN = {
         UnsupportedError,
     )
 }
-_TEMPORARY = re.compile(
-    r"\.?tmp[-_.](?P<after>.+)"
-    r"|\.?(?P<before>.+?)(?:\.(?:tmp|temp|part|partial|incomplete)(?:[-_.]?[0-9A-Za-z]{1,32})?"
-    r"|\.orbax-checkpoint-tmp(?:[-.][0-9A-Za-z]{1,32})?|-unfinished)"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,32 +70,6 @@ def glance(path: Path, *, names: tuple[str, ...] | None = None) -> Glance:
 def completeness(path: Path) -> Completeness:
     """Say whether the checkpoint at `path` is whole: structure only. Never raises on its content."""
     return glance(path).completeness
-
-
-def base_name(name: str) -> str | None:
-    """Return the name that a save in progress would have in the end; None if the name is no temporary one."""
-    found = _TEMPORARY.fullmatch(name)
-    return (found["after"] or found["before"]) if found else None
-
-
-def unfinished_marks(path: Path) -> Iterator[Finding]:
-    """Yield the marks of an unfinished save that frameworks leave in the name, in the directory, or beside it."""
-    if base_name(path.name):
-        yield _unfinished(path, "it still has the temporary name of a save in progress")
-    if os.path.exists(path / _INTERRUPTED):  # noqa: PTH110  # false, not an error, where it may not be looked at
-        yield _unfinished(path, f"it holds {_INTERRUPTED}")
-    if os.path.exists(path.parent / f"{path.name}{_UNFINISHED}"):  # noqa: PTH110
-        yield _unfinished(path, f"{path.name}{_UNFINISHED} stands beside it")
-
-
-def _unfinished(path: Path, why: str) -> Finding:
-    return Finding(
-        aspect=Aspect.STRUCTURE,
-        severity=Severity.ERROR,
-        slug="unfinished",
-        where=path.name,
-        message=f"unfinished: {why}",
-    )
 
 
 def _judge(path: Path, findings: Iterable[Finding]) -> Completeness:

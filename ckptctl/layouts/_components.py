@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 
 from ckptctl.model import Component, Contents, Part, TensorInfo
@@ -49,6 +50,19 @@ def split(contents: Contents) -> Mapping[Component, Part]:
     if found:
         return _one(found, tensors, keys)
     return _parts(_of_keys(keys, tensors), tensors, keys)
+
+
+def merged(parts: Mapping[Component, Part], more: Mapping[Component, Part]) -> dict[Component, Part]:
+    """Add parts to parts: what both have of a component is brought together; in the order of `Component`."""
+    found: dict[Component, Part] = {}
+    for component in Component:
+        one, other = parts.get(component), more.get(component)
+        if one and other:
+            one = replace(one, tensors={**one.tensors, **other.tensors}, values={**one.values, **other.values})
+        part = one or other
+        if part:
+            found[component] = part
+    return found
 
 
 def _unwrapped(keys: dict[str, object]) -> dict[str, object]:

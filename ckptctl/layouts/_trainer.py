@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckptctl.layouts._components import merged
 from ckptctl.layouts._members import find_members, rank_gaps, read_members, table, unfinished
 from ckptctl.layouts._trainer_state import NAME, read_trainer_state
 from ckptctl.model import Checkpoint, Component, Finding, Found, Part
@@ -34,36 +35,19 @@ def with_trainer(seen: Scan, checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     files, parts, findings = read_members(seen, members)
     state = read_trainer_state(seen)
-    merged = {
-        **checkpoint.parts,
-        **{component: _both(checkpoint.parts.get(component), p) for component, p in parts.items()},
-    }
-    merged = dict(_with_state(merged, state)) if state else merged
+    if state:
+        trainer = Part(component=Component.TRAINER, prefix="", tensors={}, values={"trainer_state": dict(state)})
+        parts = merged(parts, {Component.TRAINER: trainer})
     return replace(
         checkpoint,
         path=seen.path,
         files=(*checkpoint.files, *files),
-        parts={component: merged[component] for component in Component if component in merged},
+        parts=merged(checkpoint.parts, parts),
         step=_found(state, "global_step") or step_in_name(seen) or checkpoint.step,
         epoch=_found(state, "epoch") or checkpoint.epoch,
         metrics=tuple(_metrics(state)) or checkpoint.metrics,
         findings=(*checkpoint.findings, *findings, *_incomplete(seen, state)),
     )
-
-
-def _both(one: Part | None, other: Part) -> Part:
-    if one is None:
-        return other
-    return replace(one, tensors={**one.tensors, **other.tensors}, values={**one.values, **other.values})
-
-
-def _with_state(parts: Mapping[Component, Part], state: Mapping[str, object]) -> Mapping[Component, Part]:
-    trainer = parts.get(Component.TRAINER)
-    values = {**(trainer.values if trainer else {}), "trainer_state": dict(state)}
-    tensors = trainer.tensors if trainer else {}
-    made = Part(component=Component.TRAINER, prefix="", tensors=tensors, values=values)
-    return {component: made if component is Component.TRAINER else parts[component]
-            for component in Component if component in parts or component is Component.TRAINER}  # fmt: skip
 
 
 def _found(state: Mapping[str, object], key: str) -> Found | None:

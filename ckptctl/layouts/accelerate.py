@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ckptctl.layouts._components import merged
 from ckptctl.layouts._dcp import holds_dcp, read_dcp
 from ckptctl.layouts._index import indexes_of
 from ckptctl.layouts._layout import Layout, Scan, scan
@@ -55,13 +56,13 @@ def open_(seen: Scan) -> Checkpoint:
         if holds_dcp(inner):
             read = read_dcp(inner)
             files, findings = (*files, *read.files), (*findings, *read.findings)
-            parts |= read.parts()
+            parts = merged(parts, read.parts())
     described = Checkpoint(
         path=seen.path,
         layout=LAYOUT.name,
         title="accelerate state",
         files=files,
-        parts={component: parts[component] for component in Component if component in parts},
+        parts=parts,
         step=_step(parts),
         findings=(*findings, *_incomplete(seen, {component for component, _ in [*indexes, *members]})),
     )

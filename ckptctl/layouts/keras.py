@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, counted
-from ckptctl.layouts._components import split
+from ckptctl.layouts._components import merged, split
 from ckptctl.layouts._facts import facts
 from ckptctl.layouts._index import is_plain
 from ckptctl.layouts._layout import Layout, Scan, scan
@@ -36,7 +36,8 @@ def open_(seen: Scan) -> Checkpoint:
     if index is None:
         first = here.read(_WEIGHTS, values=True)
         beside = {name.removesuffix(".json"): read_json(here, name) for name in _BESIDE}
-        parts = _with_values(split(first), {name: value for name, value in beside.items() if value})
+        config = Part(component=Component.TRAINER, prefix="", tensors={}, values={k: v for k, v in beside.items() if v})
+        parts = merged(split(first), {Component.TRAINER: config} if config.values else {})
         return _checkpoint(seen, "Keras model, unzipped", (first,), parts)
     shards = _shards(here, index)
     there = [name for name in shards if name in here.names]
@@ -70,14 +71,6 @@ def _joined(files: tuple[Contents, ...]) -> Mapping[str, TensorInfo]:
             if joined.setdefault(name, tensor) is not tensor:
                 raise CorruptError(f"{contents.range.file.path}: {name} is in another shard too")
     return joined
-
-
-def _with_values(parts: Mapping[Component, Part], values: Mapping[str, object]) -> Mapping[Component, Part]:
-    known = parts.get(Component.TRAINER) or Part(component=Component.TRAINER, prefix="", tensors={})
-    trainer = replace(known, values={**known.values, **values})
-    return {
-        c: trainer if c is Component.TRAINER else parts[c] for c in Component if c in parts or c is trainer.component
-    }
 
 
 def _checkpoint(seen: Scan, title: str, files: tuple[Contents, ...], parts: Mapping[Component, Part]) -> Checkpoint:

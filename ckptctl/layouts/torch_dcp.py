@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import counted
-from ckptctl.layouts._components import split
+from ckptctl.layouts._components import merged, split
 from ckptctl.layouts._dcp import DATA, holds_dcp, read_dcp
 from ckptctl.layouts._facts import Facts, facts
 from ckptctl.layouts._layout import Layout, Scan
@@ -57,14 +57,8 @@ def _facts(seen: Scan, read: Distributed, beside: list[Contents]) -> Facts:
 def _parts(read: Distributed, beside: list[Contents]) -> Mapping[Component, Part]:
     parts = read.parts()
     for contents in beside:
-        for component, part in split(contents).items():
-            known = parts.get(component)
-            parts[component] = _both(known, part) if known else part
-    return {component: parts[component] for component in Component if component in parts}
-
-
-def _both(one: Part, other: Part) -> Part:
-    return replace(one, tensors={**one.tensors, **other.tensors}, values={**one.values, **other.values})
+        parts = merged(parts, split(contents))
+    return parts
 
 
 def _megatron_gaps(seen: Scan) -> list[Finding]:

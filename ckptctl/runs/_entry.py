@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.completeness import base_name
+from ckptctl.checks.marks import base_name
 from ckptctl.layouts import number_of
 from ckptctl.model import Component, Found
 from ckptctl.runs._metrics import metrics_of_history

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.completeness import base_name
+from ckptctl.checks.marks import base_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

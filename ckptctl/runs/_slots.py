@@ -9,7 +9,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.completeness import base_name, glance
+from ckptctl.checks.completeness import glance
+from ckptctl.checks.marks import base_name
 from ckptctl.model.run import CheckpointInfo, Completeness, Run, State
 from ckptctl.runs._directory import Directory, is_pinned
 from ckptctl.runs._entry import Entry, entry_of

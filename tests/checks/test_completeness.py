@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from ckptctl.checks.completeness import base_name, completeness
+from ckptctl.checks.completeness import completeness
+from ckptctl.checks.marks import base_name
 from ckptctl.model.run import State
 from tests.samples import CORPUS
 

@@ -330,3 +330,12 @@ def test_names_in_a_run_reach_the_terminal_escaped(ckptctl, corpus, tmp_path):
     assert "\x1b" not in out
     assert "\u202e" not in out
     assert "latest points at \\x1b[2Jgone, which is not there" in out
+
+
+def test_a_single_checkpoint_shows_the_marks_of_an_unfinished_save(ckptctl, corpus, tmp_path):
+    path = tmp_path / "tmp-checkpoint-40"
+    shutil.copytree(corpus / "transformers" / "trainer_run" / "checkpoint-40", path)
+    (path / "checkpoint-is-incomplete.txt").touch()
+    out = ckptctl("inspect", path).out
+    assert "error: unfinished: it still has the temporary name of a save in progress" in out
+    assert "error: unfinished: it holds checkpoint-is-incomplete.txt" in out

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl import checks
+from ckptctl.checks.marks import unfinished_marks
 from ckptctl.formats import format_named
 from ckptctl.layouts import open_checkpoint
 from ckptctl.model import Checkpoint, Component, GlobalUse, Module, Part, Region, module_tree
@@ -77,7 +78,11 @@ def _summary(
         metrics=checkpoint.metrics,
         components=rows,
         missing=checks.resume_gaps(checkpoint),
-        findings=(*checkpoint.findings, *(finding for contents in checkpoint.files for finding in contents.findings)),
+        findings=(
+            *unfinished_marks(checkpoint.path),
+            *checkpoint.findings,
+            *(finding for contents in checkpoint.files for finding in contents.findings),
+        ),
         globals=_globals(checkpoint),
         tied=tied,
         metadata={key: text for contents in checkpoint.files for key, text in contents.metadata.items()},

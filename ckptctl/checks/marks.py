@@ -1,0 +1,47 @@
+"""Marks of a save in progress that frameworks leave in a name, in a directory, or beside a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from ckptctl.model import Aspect, Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_INTERRUPTED = "checkpoint-is-incomplete.txt"
+_UNFINISHED = "-unfinished"
+_TEMPORARY = (
+    r"\.?tmp[-_.](?P<after>.+)"
+    r"|\.?(?P<before>.+?)(?:\.(?:tmp|temp|part|partial|incomplete)(?:[-_.]?[0-9A-Za-z]{1,32})?"
+    r"|\.orbax-checkpoint-tmp(?:[-.][0-9A-Za-z]{1,32})?|-unfinished)"
+)
+
+
+def base_name(name: str) -> str | None:
+    """Return the name that a save in progress would have in the end; None if the name is no temporary one."""
+    found = re.fullmatch(_TEMPORARY, name)
+    return (found["after"] or found["before"]) if found else None
+
+
+def unfinished_marks(path: Path) -> Iterator[Finding]:
+    """Yield the marks of an unfinished save that frameworks leave in the name, in the directory, or beside it."""
+    if base_name(path.name):
+        yield _unfinished(path, "it still has the temporary name of a save in progress")
+    if os.path.exists(path / _INTERRUPTED):  # noqa: PTH110  # false, not an error, where it may not be looked at
+        yield _unfinished(path, f"it holds {_INTERRUPTED}")
+    if os.path.exists(path.parent / f"{path.name}{_UNFINISHED}"):  # noqa: PTH110
+        yield _unfinished(path, f"{path.name}{_UNFINISHED} stands beside it")
+
+
+def _unfinished(path: Path, why: str) -> Finding:
+    return Finding(
+        aspect=Aspect.STRUCTURE,
+        severity=Severity.ERROR,
+        slug="unfinished",
+        where=path.name,
+        message=f"unfinished: {why}",
+    )
