@@ -41,7 +41,7 @@ class _Nested:
         data = args[0] if len(args) == 1 else None
         if isinstance(data, bytes):
             inner = MemoryFile(data, path=self.path).range()
-        elif isinstance(data, Span) and not data.text:
+        elif isinstance(data, Span) and not data.text and not data.latin1:
             inner = data.range
         else:
             raise context.bad("a storage is loaded from something that is not bytes")

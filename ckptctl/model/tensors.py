@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from ckptctl.model.dtypes import DType
     from ckptctl.storage import ByteRange
@@ -37,7 +37,8 @@ class Piece:
     """One block of a tensor: the bytes that hold it, and where it sits in the whole.
 
     `offsets` and `shape` are in elements, one for each dimension of the tensor. `strides` are in
-    elements of the byte range, or None if the block lies there row by row without gaps.
+    elements of the byte range, or None if the block lies there row by row without gaps. Where the bytes
+    are packed, `unpack` returns those of the block, row by row.
     """
 
     range: ByteRange
@@ -45,6 +46,7 @@ class Piece:
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
     encoding: Encoding = Encoding.RAW
+    unpack: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ _MAPPINGS = frozenset({("collections", "OrderedDict"), ("collections", "defaultd
 _SEQUENCES = frozenset({("builtins", "set"), ("builtins", "frozenset"), ("builtins", "list"), ("builtins", "tuple"),
                         ("collections", "deque")})  # fmt: skip
 
+_HOW = {"NEWOBJ": "new", "NEWOBJ_EX": "new-ex"}
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 Child = tuple[object, object]
 Levels = dict[tuple[str, str], Level]
@@ -81,17 +82,20 @@ class TensorFrame(Frame):
 class CallFrame(Frame):
     """A recorded call being described: arguments, what was put into it, attributes, in this order."""
 
-    __slots__ = ("_counts", "_level", "_mapping", "_name", "_sequence")
+    __slots__ = ("_counts", "_how", "_level", "_mapping", "_name", "_sequence", "_whole")
 
     def __init__(self, call: Call, path: str | None, levels: Levels) -> None:
         args, items, pairs = _filled(call)
-        attributes = list(call.attributes().items()) or [
-            ("state", state) for state in call.state or () if state is not None and not _is_attributes(state)
-        ]
+        attributes = list(call.attributes().items())
+        other = [state for state in call.state or () if state is not None and not _is_attributes(state)]
+        self._whole = bool(other) and not attributes
+        if self._whole:
+            attributes = [("state", other[-1])]
         function = [] if isinstance(call.fn, Global) else [("function", call.fn)]
         self._counts = (len(args), len(items), len(pairs), len(attributes))
         self._name = "a computed function" if function else str(call.fn)
         self._level = Level.DANGEROUS if function else levels.get(call.pair, Level.KNOWN)
+        self._how = _HOW.get(call.how, "call")
         self._mapping = call.pair in _MAPPINGS or bool(pairs)
         self._sequence = call.pair in _SEQUENCES or bool(items)
         super().__init__(call, path, [*enumerate(args), *enumerate(items), *pairs, *attributes, *function])
@@ -106,8 +110,9 @@ class CallFrame(Frame):
             type=self._name,
             level=self._level,
             args=tuple(value for _, value in args),
-            state=dict(attributes) if attributes else None,
+            state=attributes[0][1] if self._whole else dict(attributes) if attributes else None,
             items=filled,
+            how=self._how,
         )
 
     def _parts(self) -> list[list[Child]]:
@@ -138,7 +143,7 @@ class ModuleFrame(Frame):
         every = list(zip(self.keys, self.done, strict=True))
         count = len(every) - self._attributes
         items = {resolved_key(key): value for key, value in every[:count]}
-        return Described(type=self._name, level=self._level, state=dict(every[count:]), items=items)
+        return Described(type=self._name, level=self._level, state=dict(every[count:]), items=items, how="module")
 
 
 def open_frame(node: object, path: str | None, levels: Levels) -> Frame:

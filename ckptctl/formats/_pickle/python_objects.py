@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import replace
 
 from ckptctl.formats._pickle.interpret import Context, Rebuild, value_of
 from ckptctl.formats._pickle.records import Call, Span
@@ -35,7 +36,7 @@ def _encode(context: Context, args: tuple[object, ...], call: Call) -> bytes | S
             return text.encode("latin1")
         except UnicodeEncodeError:
             raise context.bad("bytes written as text hold a character above 255") from None
-    return text if isinstance(text, Span) else None
+    return replace(text, text=False, latin1=True) if isinstance(text, Span) else None
 
 
 def _bytes(context: Context, args: tuple[object, ...], call: Call) -> bytes | None:
@@ -102,6 +103,8 @@ def _of_data(
     spec, swapped = _dtype(dtype)
     kind = DTYPES.get(_DTYPES.get(spec, ""))
     data = value_of(data)
+    if isinstance(data, Call) and data.pair == ("_codecs", "encode"):
+        return None  # not interpreted yet: this comes again when the array's state is set
     if isinstance(data, Call) and data.args:
         data = value_of(data.args[0])  # a bytearray
     if isinstance(data, list):
@@ -117,7 +120,7 @@ def _draft(  # noqa: PLR0913  # all that an array is
     source = MemoryFile(data, path=context.source.file.path).range() if isinstance(data, bytes) else data.range
     strides = tuple(reversed(contiguous_strides(shape[::-1]))) if fortran else contiguous_strides(shape)
     draft = Draft(kind, shape, None, 0, strides, type="numpy.ndarray")
-    latin = isinstance(data, Span) and data.text
+    latin = isinstance(data, Span) and data.latin1
     needed = draft.named("").numel * kind.bits // 8
     # A character of text that stands for a byte is one or two bytes long.
     fits = needed <= source.length <= 2 * needed if latin else source.length == needed

@@ -17,6 +17,7 @@ from ckptctl.model import Level
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from ckptctl.model import DType
     from ckptctl.storage import ByteRange
 
 
@@ -34,8 +35,11 @@ class TensorRef:
 class Described:
     """An object as data: its class, how far that is trusted, and what it was to be made from.
 
-    `args` are the arguments of its constructor, `state` its attributes, `items` what was put into
-    it (a dict for mappings, a list for sequences and sets).
+    `args` are the arguments of its constructor, `state` its attributes (a dict of them, or whatever its class
+    takes in their place), `items` what was put into it (a dict for mappings, a list for sequences and sets).
+    `how` says how it was made from `args`: by a ``call``, by ``new`` (its class's ``__new__`` alone), or by
+    ``new-ex`` (the same, the last of `args` being a dict of keyword arguments). For a whole ``torch.nn.Module``
+    it is ``module``: then `items` are its parameters, buffers and modules.
     """
 
     type: str
@@ -43,14 +47,31 @@ class Described:
     args: tuple[object, ...] = ()
     state: object = None
     items: object = None
+    how: str = "call"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Text or bytes too long to be read with the rest; they stay in the file."""
+    """Text or bytes too long to be read with the rest; they stay in the file.
+
+    `text` is for text in UTF-8; `latin1` for bytes that are written as such a text, a character each.
+    """
 
     range: ByteRange
     text: bool = False
+    latin1: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """A long list (or tuple, as `type` says) of nothing but numbers, which stay in the file as elements of `dtype`.
+
+    BOOL stands for bool, I64 and U64 for int, F64 for float.
+    """
+
+    range: ByteRange
+    dtype: DType
+    type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +102,7 @@ def as_mapping(value: object) -> Mapping[object, object] | None:
 
 def is_module(value: object) -> bool:
     """Whether a described object is a whole ``torch.nn.Module``, or a module of TorchScript."""
-    state = value.state if isinstance(value, Described) else None
-    return isinstance(state, dict) and isinstance(state.get("training"), bool)
+    return isinstance(value, Described) and (value.how == "module" or value.type.startswith("__torch__."))
 
 
 def attributes(value: object) -> Mapping[object, object] | None:
@@ -201,6 +221,8 @@ def _leaf(value: object) -> object:
             return {"$tensor": name, "type": kind}
         case Span(range=place, text=text):
             return {"$text" if text else "$bytes": place.length}
+        case Numbers(range=place, dtype=dtype, type=kind):
+            return {"$numbers": place.length * 8 // dtype.bits, "type": kind}
         case Elided(why=why):
             return {"$elided": why}
     return {"$unknown": type(value).__name__}
