@@ -71,9 +71,33 @@ class LimitError(CkptctlError):
 
 
 class UnsafePickleError(CkptctlError):
-    """A pickle that breaks off, and that would have run code before doing so."""
+    """A pickle that would run code when loaded: one that breaks off, or one that is to be converted."""
 
     slug = "unsafe-pickle"
+
+
+class ExistsError(CkptctlError):
+    """There is something already where a file is to be written."""
+
+    slug = "exists"
+
+
+class LockedError(CkptctlError):
+    """Somebody else is writing the same file at this moment."""
+
+    slug = "locked"
+
+
+class NoSpaceError(CkptctlError):
+    """There is not enough room for what is to be written; nothing was."""
+
+    slug = "no-space"
+
+
+class OverflowRefusedError(CkptctlError):
+    """A cast would turn numbers into infinity."""
+
+    slug = "overflow"
 
 
 def counted(amount: int, noun: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckptctl.model import Contents, Region
+    from ckptctl.model import Contents, DType, Region
     from ckptctl.storage import ByteRange
 
 
@@ -31,3 +32,16 @@ class Format:
     account: Callable[[Contents], tuple[Region, ...]]
     check: Callable[[ByteRange], Contents] | None = None
     claims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as it will lie in a file: row by row, little-endian. `shape` is in elements of `dtype`."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes."""
+        return math.prod(self.shape) * self.dtype.bits // 8

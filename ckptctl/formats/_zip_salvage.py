@@ -58,6 +58,10 @@ class _Nowhere:
         """Return nothing."""
         return b""
 
+    def pread_into(self, buffer: memoryview, offset: int) -> int:  # noqa: ARG002  # the same
+        """Fill nothing."""
+        return 0
+
 
 def explain_cut(source: ByteRange, error: CkptctlError) -> CkptctlError:
     """Return an error that says where a file was cut and what is lost, or `error` if it was not."""

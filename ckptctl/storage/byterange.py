@@ -47,6 +47,9 @@ class File(Protocol):
     def pread(self, length: int, offset: int) -> bytes:
         """Return `length` bytes at `offset`, or fewer at the end."""
 
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill `buffer` with the bytes at `offset`; return how many there were."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteRange:
@@ -71,6 +74,19 @@ class ByteRange:
         if len(data) != wanted:
             raise ChangedError(f"{self.file.path}: became shorter while it was being read")
         return data
+
+    def read_into(self, buffer: memoryview, offset: int = 0) -> None:
+        """Fill the whole `buffer` with the bytes from `offset` inside the range.
+
+        Raises
+        ------
+        ChangedError
+            The file has become shorter since it was opened.
+        """
+        if offset < 0 or offset + len(buffer) > self.length:
+            raise ValueError(f"[{offset}, +{len(buffer)}] is outside a range of {self.length} bytes")
+        if self.file.pread_into(buffer, self.offset + offset) != len(buffer):
+            raise ChangedError(f"{self.file.path}: became shorter while it was being read")
 
     def head(self, length: int) -> bytes:
         """Return the first `length` bytes, or all if there are fewer."""
@@ -100,12 +116,24 @@ class LocalFile:
 
     def pread(self, length: int, offset: int) -> bytes:
         """Return `length` bytes at `offset`, or fewer at the end."""
-        if self._fd < 0:
-            self._open()
-        data = os.pread(self._fd, length, offset)
-        while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
+        fd = self.fileno()
+        data = os.pread(fd, length, offset)
+        while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
             data += more
         return data
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill `buffer` with the bytes at `offset`; return how many there were."""
+        fd, done = self.fileno(), 0
+        while done < len(buffer) and (count := os.preadv(fd, [buffer[done:]], offset + done)):
+            done += count
+        return done
+
+    def fileno(self) -> int:
+        """Return the handle of the file, opened if need be."""
+        if self._fd < 0:
+            self._open()
+        return self._fd
 
     def release(self) -> None:
         """Close the handle, having made sure that nobody changed the file meanwhile."""
@@ -165,6 +193,12 @@ class MemoryFile:
     def pread(self, length: int, offset: int) -> bytes:
         """Return `length` bytes at `offset`, or fewer at the end."""
         return self._data[offset : offset + length]
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill `buffer` with the bytes at `offset`; return how many there were."""
+        part = self._data[offset : offset + len(buffer)]
+        buffer[: len(part)] = part
+        return len(part)
 
 
 def unreadable(path: Path, error: Exception) -> UnreadableError:

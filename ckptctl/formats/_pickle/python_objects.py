@@ -82,7 +82,7 @@ def _utf32(raw: bytes, *, swapped: bool) -> str:
     return "".join(chr(code) if code < 0x110000 else "\ufffd" for code in codes).rstrip("\0")
 
 
-def _array(context: Context, args: tuple[object, ...], call: Call) -> Draft | Described | None:
+def _array(context: Context, args: tuple[object, ...], call: Call) -> Draft | None:
     """``_reconstruct(ndarray, (0,), b"b")``, then a state: version, shape, dtype, Fortran order, data."""
     state = call.state[0] if call.state else None
     if not isinstance(state, tuple) or len(state) != 5:
@@ -90,16 +90,14 @@ def _array(context: Context, args: tuple[object, ...], call: Call) -> Draft | De
     return _of_data(context, state[4], state[2], context.size(state[1]), fortran=state[3] is True)
 
 
-def _frombuffer(context: Context, args: tuple[object, ...], call: Call) -> Draft | Described | None:
+def _frombuffer(context: Context, args: tuple[object, ...], call: Call) -> Draft | None:
     """buffer, dtype, shape, order ("C" or "F"), in pickles of protocol 5."""
     if len(args) != 4:
         return None
     return _of_data(context, args[0], args[1], context.size(args[2]), fortran=args[3] == "F")
 
 
-def _of_data(
-    context: Context, data: object, dtype: object, shape: tuple[int, ...], *, fortran: bool
-) -> Draft | Described | None:
+def _of_data(context: Context, data: object, dtype: object, shape: tuple[int, ...], *, fortran: bool) -> Draft | None:
     spec, swapped = _dtype(dtype)
     kind = DTYPES.get(_DTYPES.get(spec, ""))
     data = value_of(data)
@@ -107,10 +105,8 @@ def _of_data(
         return None  # not interpreted yet: this comes again when the array's state is set
     if isinstance(data, Call) and data.args:
         data = value_of(data.args[0])  # a bytearray
-    if isinstance(data, list):
-        return None  # an array of objects, which may be anything: described like any other call
     if kind is None or not isinstance(data, (bytes, Span)):
-        return Described(type="numpy.ndarray", args=(spec or "object", shape))
+        return None  # an array of text or objects: described like any other call
     return _draft(context, data, kind, shape, swapped=swapped, fortran=fortran)
 
 

@@ -1,0 +1,223 @@
+"""Write files so that a reader finds the old one or the whole new one, never anything in between.
+
+A file grows under a temporary name beside its target, ``.NAME.ckptctl-tmp``, locked while its writer lives. It
+is flushed before it takes its name, and the directory after. What a killed writer left is removed by the next
+writer of the same target: nobody holds its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import ExistsError, LockedError, NoSpaceError, UnreadableError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES})
+_STALE = 3600
+"""Seconds after which a temporary file counts as left over where there are no locks."""
+_MODE = 0o666
+_TRIES = 5
+
+
+class Staged:
+    """A file that is being written, under a temporary name until `publish`.
+
+    `fd` is open for reading and writing. Leaving the context without `publish` removes what was written.
+
+    Raises
+    ------
+    ExistsError
+        There is something under the target's name, and `force` is off.
+    LockedError
+        Somebody else is writing the same target.
+    """
+
+    def __init__(self, target: Path, *, force: bool) -> None:
+        self.target, self.force = target, force
+        self.path = temporary_of(target)
+        check_target(target, force=force)
+        self.fd = _claim(self.path, target)
+        self._done = False
+
+    def __enter__(self) -> Staged:  # noqa: PYI034  # Self came with Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._done:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        os.close(self.fd)
+
+    def publish(self) -> None:
+        """Give the file its name; it has been flushed before. The directory is still to be flushed."""
+        if self.force:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(self.fd, stat.S_IMODE(self.target.stat().st_mode))
+            self.path.replace(self.target)
+        else:
+            self._link()
+        self._done = True
+
+    def _link(self) -> None:
+        """Take a name that nobody has, even if somebody takes it at this moment."""
+        try:
+            os.link(self.path, self.target, follow_symlinks=False)
+        except FileExistsError:
+            raise _exists(self.target) from None
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            check_target(self.target, force=False)
+            self.path.rename(self.target)  # the file system has no hard links
+            return
+        self.path.unlink()
+
+
+def temporary_of(target: Path) -> Path:
+    """Return the name under which a file is written before it takes its own."""
+    return target.with_name(f".{target.name}.ckptctl-tmp")
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Make sure that a file may be written under a name.
+
+    Raises
+    ------
+    ExistsError
+        There is one, and `force` is off; or there is something else than a file.
+    UnreadableError
+        The directory is not there.
+    """
+    try:
+        found = target.lstat()
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise UnreadableError(f"{target}: its directory does not exist") from None
+        return
+    if not force:
+        raise _exists(target)
+    if not stat.S_ISREG(found.st_mode):
+        raise ExistsError(f"{target}: something that is not a regular file has this name")
+
+
+def check_space(directory: Path, needed: int) -> None:
+    """Make sure that `needed` bytes can be written in a directory, before any is.
+
+    Raises
+    ------
+    NoSpaceError
+        The file system has fewer left.
+    """
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    if needed > free:
+        raise NoSpaceError(
+            f"{directory}: {needed} bytes are needed, {free} are free",
+            hint="write to another file system with -o, or make room",
+        )
+
+
+def write_small(target: Path, data: bytes) -> None:
+    """Write a few bytes in place of whatever file has that name, flushed; the directory is still to be flushed."""
+    with Staged(target, force=True) as staged:
+        os.write(staged.fd, data)
+        os.fsync(staged.fd)
+        staged.publish()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there, for good."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        flush_directory(path.parent)
+
+
+def flush_directory(path: Path) -> None:
+    """Make the names in a directory outlast a crash."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # file systems that flush no directories
+            raise
+    finally:
+        os.close(fd)
+
+
+def _claim(path: Path, target: Path) -> int:
+    """Create the temporary file, locked; remove one whose writer is dead."""
+    for _ in range(_TRIES):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+        except FileExistsError:
+            _sweep(path, target)
+            continue
+        try:
+            _lock(fd, target)
+        except LockedError:
+            os.close(fd)  # a sweeper came between creating and locking
+            raise
+        if _is(path, fd):
+            return fd
+        os.close(fd)
+    raise _busy(target)
+
+
+def _sweep(path: Path, target: Path) -> None:
+    """Remove a temporary file that nobody writes any more."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError:
+        raise ExistsError(f"{path}: something that is not a leftover of ckptctl has this name") from None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise ExistsError(f"{path}: something that is not a leftover of ckptctl has this name")
+        if not _lock(fd, target) and time.time() - found.st_mtime < _STALE:
+            raise _busy(target)
+        if _is(path, fd):
+            path.unlink()
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, target: Path) -> bool:
+    """Lock a file; False where there are no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise _busy(target) from None
+    return True
+
+
+def _is(path: Path, fd: int) -> bool:
+    """Whether a name still leads to the open file."""
+    try:
+        there, here = path.lstat(), os.fstat(fd)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _exists(target: Path) -> ExistsError:
+    return ExistsError(f"{target}: exists already", hint="--force replaces it; -o gives another name")
+
+
+def _busy(target: Path) -> LockedError:
+    return LockedError(f"{target}: somebody else is writing it", hint="wait until the other one has finished")
