@@ -6,6 +6,7 @@ https://github.com/huggingface/safetensors#format, with the rules of the referen
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, LimitError, counted
@@ -14,6 +15,7 @@ from ckptctl.formats._format import Format
 from ckptctl.formats._safetensors_entries import Entry, entry_hook, fields_of, normal_entry, span_of
 from ckptctl.model import Aspect, Contents, Finding, Piece, Region, Severity, TensorInfo
 from ckptctl.storage import ByteRange
+from ckptctl.values import VALUES_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,13 +77,33 @@ def read(source: ByteRange) -> Contents:
             fields_of(source.file.path, name, entries[name])  # must hold all the same
         entries[name] = entry
     tensors = dict(_tensors(source, _LENGTH + len(header), entries))
+    values = _state(tensors, metadata, warnings) if VALUES_KEY in metadata else None
     return Contents(
         format=FORMAT.name,
         range=source,
         tensors=tensors,
+        values=values,
         metadata=metadata,
         findings=tuple(_finding(source, slug, message) for slug, message in dict.fromkeys(warnings)),
     )
+
+
+def _state(tensors: dict[str, TensorInfo], metadata: dict[str, str], warnings: list[tuple[str, str]]) -> object:
+    """Return the plain values that `convert` wrote, taken out of the metadata; tied names become tensors again."""
+    from ckptctl.formats._pickle.levels import level_named  # noqa: PLC0415  # only files that convert wrote need these
+    from ckptctl.model.ties import recorded_ties  # noqa: PLC0415
+    from ckptctl.values.decode import decode  # noqa: PLC0415
+
+    ties = recorded_ties(metadata, tensors)
+    try:
+        values = decode(metadata[VALUES_KEY], tensors, frozenset(tensors) | frozenset(ties), level_named)
+    except ValueError as error:
+        warnings.append(("values-ignored", f"the plain values in its metadata are left aside: {error}"))
+        return None
+    tensors |= {name: replace(tensors[kept], name=name) for name, kept in ties.items()}
+    for key in (VALUES_KEY, *ties):
+        del metadata[key]
+    return values
 
 
 def account(contents: Contents) -> tuple[Region, ...]:
@@ -94,8 +116,9 @@ def account(contents: Contents) -> tuple[Region, ...]:
         Region(offset=_LENGTH, length=len(text), kind="header", what="names, dtypes, shapes, metadata"),
         Region(offset=_LENGTH + len(text), length=len(header) - len(text), kind="padding", what="white space"),
     ]
-    pieces = [(t.pieces[0].range, name) for name, t in contents.tensors.items()]
-    pieces.sort(key=lambda piece: piece[0].offset)
+    # A tied name is no region of its own.
+    places = {t.pieces[0].range.offset: (t.pieces[0].range, n) for n, t in contents.tensors.items() if t.nbytes}
+    pieces = [piece for _, piece in sorted(places.items())]
     regions += [Region(offset=r.offset - source.offset, length=r.length, kind="data", what=name) for r, name in pieces]
     return tuple(region for region in regions if region.length)
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
 
 
+VALUES_KEY = "ckptctl.values"
+"""The key of a safetensors file's ``__metadata__`` under which the plain values of its checkpoint stand, as JSON."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRef:
     """Stands where the tensor called `name` stood. `type` is its class; `state` what hung on it."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ckptctl.model import DType
     from ckptctl.storage import ByteRange
 
-KEY = "ckptctl.values"
-"""The key of ``__metadata__`` under which the state stands."""
 SCHEMA = "ckptctl.values/1"
 MAX_TEXT = 16 << 20
 MAX_NODES = 1_000_000

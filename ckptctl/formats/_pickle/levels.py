@@ -109,6 +109,10 @@ def _pairs(table: dict[str, str]) -> frozenset[tuple[str, str]]:
 
 _GETATTR = ("builtins", "getattr")
 _ATTRIBUTES = frozenset({(("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"), "ProcessGroupState")})
+_NUMPY_SCALARS = frozenset(
+    {"numpy.bool", "numpy.str_", "numpy.complex64", "numpy.complex128"}
+    | {f"numpy.{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)}
+)
 _KNOWN_PAIRS = _pairs(_KNOWN)
 _INERT_PAIRS = _pairs(_INERT | TORCH_MODULES)
 
@@ -131,6 +135,16 @@ def level_of(item: Global, *, own: str = "") -> Level:
     odd = not all(part.isascii() and part.isidentifier() for part in (*item.module.split("."), item.name))
     runs = bool(item.called) and _ships_with_python(item)
     return Level.DANGEROUS if odd or runs or item.module == "builtins" else Level.FOREIGN
+
+
+def level_named(name: str) -> Level:
+    """Judge the class of a described object by its dotted name, as if it were called."""
+    if name == "type" or name in _NUMPY_SCALARS:
+        return Level.KNOWN
+    module, _, last = name.rpartition(".")
+    item = Global(module, last)
+    item.called = 1
+    return level_of(item)
 
 
 def levels_of(items: list[Global], calls: list[Call], *, own: str = "") -> list[Level]:

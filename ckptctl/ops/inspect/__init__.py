@@ -10,8 +10,9 @@ from ckptctl.checks.marks import unfinished_marks
 from ckptctl.formats import format_named
 from ckptctl.layouts import open_checkpoint
 from ckptctl.model import Checkpoint, Component, GlobalUse, Module, Part, Region, module_tree
+from ckptctl.model.ties import tied_groups
 from ckptctl.ops.inspect.report import ComponentRow, InspectReport, Selection, TensorRow
-from ckptctl.ops.inspect.rows import component_row, sort_rows, tensor_rows, tied_groups
+from ckptctl.ops.inspect.rows import component_row, sort_rows, tensor_rows
 
 if TYPE_CHECKING:
     import os

@@ -10,25 +10,7 @@ from ckptctl.ops.inspect.report import ComponentRow, TensorRow
 from ckptctl.storage import LocalFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-
-def tied_groups(tensors: Iterable[TensorInfo]) -> tuple[tuple[str, ...], ...]:
-    """Return the groups of names that are the same bytes read in the same way."""
-    by_place: dict[tuple[int, int], list[TensorInfo]] = {}
-    for tensor in tensors:
-        pieces = tensor.pieces or (tensor.parts[0].pieces if tensor.parts else ())
-        if pieces and tensor.nbytes:
-            place = pieces[0].range
-            by_place.setdefault((id(place.file), place.offset), []).append(tensor)
-    groups: list[tuple[str, ...]] = []
-    for near in by_place.values():
-        if len(near) > 1:
-            same: dict[object, list[str]] = {}
-            for tensor in near:
-                same.setdefault(tensor.identity, []).append(tensor.name)
-            groups += [tuple(names) for names in same.values() if len(names) > 1]
-    return tuple(groups)
+    from collections.abc import Callable, Mapping
 
 
 def component_row(part: Part, first_of: Mapping[str, str]) -> ComponentRow:
