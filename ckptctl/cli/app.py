@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 
 from ckptctl import __version__
-from ckptctl.cli import inspect
+from ckptctl.cli import convert, inspect
 from ckptctl.cli._errors import guarded
 
-COMMANDS = (inspect,)
+COMMANDS = (inspect, convert)
 
 app = typer.Typer(
     name="ckptctl",

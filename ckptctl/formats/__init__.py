@@ -8,7 +8,7 @@ from ckptctl.errors import UnknownFormatError
 from ckptctl.formats import keras_h5, keras_zip, plain_pickle, safetensors, torch_legacy, torch_script, torch_zip
 from ckptctl.formats._dcp_metadata import Chunk, DcpMetadata, Item, read_metadata
 from ckptctl.formats._foreign import explain
-from ckptctl.formats._format import Format
+from ckptctl.formats._format import Checksum, Format, Stored
 from ckptctl.formats._json import Pairs as JsonPairs
 from ckptctl.formats._json import parse as parse_json
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS",
+    "Checksum",
     "Chunk",
     "DcpMetadata",
     "Format",
     "Item",
     "JsonPairs",
+    "Stored",
+    "checksums_of",
     "detect",
     "format_named",
     "glance", "is_safetensors",
@@ -79,6 +82,12 @@ def glance(source: ByteRange) -> Contents:
     """Check that some bytes are whole, as `read` does, but leave out tensors and values where they cost time."""
     found = detect(source)
     return (found.check or found.read)(source)
+
+
+def checksums_of(contents: Contents) -> tuple[Checksum, ...]:
+    """Return the checksums that a file records of its own bytes; empty if it has none."""
+    found = format_named(contents.format)
+    return found.checksums(contents) if found and found.checksums else ()
 
 
 def format_named(name: str) -> Format | None:

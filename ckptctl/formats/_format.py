@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
 
 
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """The CRC-32 that a file records of some of its own bytes, called `what`."""
+
+    range: ByteRange
+    crc: int
+    what: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """One way in which tensors lie in bytes.
@@ -20,7 +29,8 @@ class Format:
     `accepts` looks at a few bytes only and never raises on bad content; `read` describes the whole
     without reading tensors and raises a `CkptctlError` on content that breaks a rule of the format;
     `account` says what each byte of a file that `read` described is for. `check`, where reading costs more, only
-    makes sure that all records are there and as long as stated. `claims` are endings of
+    makes sure that all records are there and as long as stated. `checksums` are those that the file records of its
+    own bytes. `claims` are endings of
     names: a file of that name that no format accepts is given to this reader, to say what is wrong.
     """
 
@@ -31,6 +41,7 @@ class Format:
     read: Callable[[ByteRange], Contents]
     account: Callable[[Contents], tuple[Region, ...]]
     check: Callable[[ByteRange], Contents] | None = None
+    checksums: Callable[[Contents], tuple[Checksum, ...]] | None = None
     claims: tuple[str, ...] = ()
 
 

@@ -6,13 +6,13 @@ virtual datasets, filters other than gzip, shuffle and lzf. https://support.hdfg
 
 from __future__ import annotations
 
-import io
 import math
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import CkptctlError, CorruptError, LimitError, MissingExtraError, UnsupportedError
+from ckptctl.formats._hdf5_chunks import Chunks, Opened
 from ckptctl.model import DTYPES, DType, Encoding, Piece, TensorInfo
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def read_hdf5(source: ByteRange) -> Hdf5:
     _check_end(source)
     h5py = _h5py(source)
     try:
-        with h5py.File(_Opened(source), "r") as file:
+        with h5py.File(Opened(source), "r") as file:
             return _Walk(h5py, source).walk(file)
     except (CkptctlError, MemoryError):
         raise
@@ -90,41 +90,12 @@ def _check_end(source: ByteRange) -> None:
         raise CorruptError(f"{source.file.path}: {source.length - end} bytes follow the end that it records ({end})")
 
 
-class _Opened(io.RawIOBase):
-    """A byte range as a file that can be read and sought; h5py asks for no more."""
-
-    def __init__(self, source: ByteRange) -> None:
-        super().__init__()
-        self._source, self._at = source, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._source.length}[whence]
-        self._at = start + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        length = max(min(len(view), self._source.length - self._at), 0)
-        view[:length] = self._source.read(self._at, length) if length else b""
-        self._at += length
-        return length
-
-
 class _Walk:
     """One walk: every object once, links inside the file only."""
 
     def __init__(self, h5py: Any, source: ByteRange) -> None:
         self.h5py, self.source, self.where = h5py, source, source.file.path
-        self.found = Hdf5()
+        self.found, self.chunks = Hdf5(), Chunks(h5py, source)
         self.groups: set[object] = set()
         self.count = 0
 
@@ -201,7 +172,8 @@ class _Walk:
                 raise self._bad(f"a chunk of {name} ends beyond the file")
             sizes = tuple(min(c, whole - a) for c, whole, a in zip(dataset.chunks, shape, at, strict=True))
             block = self.source.sub(chunk.byte_offset, chunk.size)
-            yield Piece(range=block, offsets=at, shape=sizes, encoding=Encoding.CHUNK | swapped)
+            unpack = self.chunks.unpacker(dataset.name, at, sizes)
+            yield Piece(range=block, offsets=at, shape=sizes, encoding=Encoding.CHUNK | swapped, unpack=unpack)
 
     def _bad(self, what: str) -> CorruptError:
         return CorruptError(f"{self.where}: damaged HDF5 file: {what}")

@@ -1,4 +1,4 @@
-"""What every byte of a torch zip file is for."""
+"""What every byte of a zip archive is for, and the checksums that it records of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from ckptctl.formats import _zip
+from ckptctl.formats._format import Checksum
 from ckptctl.formats._pieces import region, spans_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,16 @@ def account(contents: Contents) -> tuple[Region, ...]:
     regions += region(directory.start, directory.end, "index", "directory")
     regions += region(directory.end, source.length, "index", "end records")
     return tuple(regions)
+
+
+def checksums(contents: Contents) -> tuple[Checksum, ...]:
+    """Return the CRC of every record that has one; torch can save without, and then writes zero."""
+    source = contents.range
+    return tuple(
+        Checksum(source.sub(member.data, member.size), member.crc, member.name.partition("/")[2] or member.name)
+        for member in _zip.read_directory(source).members
+        if member.stored and member.crc
+    )
 
 
 def _storage(member: _zip.Member, spans: list[tuple[int, int]]) -> Iterator[Region]:

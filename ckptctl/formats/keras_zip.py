@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckptctl.formats import _zip
 from ckptctl.formats._format import Format
 from ckptctl.formats._keras import account, configured_code, state_of
+from ckptctl.formats._zip_regions import checksums
 from ckptctl.model import Contents
 
 if TYPE_CHECKING:
@@ -66,5 +67,6 @@ FORMAT = Format(
     accepts=accepts,
     read=read,
     account=account,
+    checksums=checksums,
     claims=(".keras",),
 )

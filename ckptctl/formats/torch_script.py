@@ -12,7 +12,7 @@ from ckptctl.formats._format import Format
 from ckptctl.formats._pickle import unpickle
 from ckptctl.formats._torch_archive import Archive
 from ckptctl.formats._torch_findings import findings
-from ckptctl.formats._zip_regions import account
+from ckptctl.formats._zip_regions import account, checksums
 from ckptctl.model import Aspect, Contents, Finding, Severity
 
 if TYPE_CHECKING:
@@ -59,4 +59,5 @@ FORMAT = Format(
     accepts=accepts,
     read=read,
     account=account,
+    checksums=checksums,
 )

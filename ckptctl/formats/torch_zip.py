@@ -13,7 +13,7 @@ from ckptctl.formats._format import Format
 from ckptctl.formats._pickle import unpickle
 from ckptctl.formats._torch_archive import Archive
 from ckptctl.formats._torch_findings import findings
-from ckptctl.formats._zip_regions import account
+from ckptctl.formats._zip_regions import account, checksums
 from ckptctl.formats._zip_salvage import explain_cut
 from ckptctl.model import Contents
 
@@ -67,5 +67,6 @@ FORMAT = Format(
     accepts=accepts,
     read=read,
     account=account,
+    checksums=checksums,
     check=check,
 )

@@ -19,6 +19,7 @@ from ckptctl.layouts import (
     single_file,
     torch_dcp,
 )
+from ckptctl.layouts._components import split
 from ckptctl.layouts._facts import number_of
 from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.layouts._trainer_state import read_trainer_state
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from ckptctl.model import Checkpoint
 
-__all__ = ["LAYOUTS", "Layout", "Scan", "layout_of", "number_of", "open_checkpoint", "trainer_state"]
+__all__ = ["LAYOUTS", "Layout", "Scan", "layout_of", "number_of", "open_checkpoint", "split", "trainer_state"]
 
 LAYOUTS: tuple[Layout, ...] = (
     torch_dcp.LAYOUT,

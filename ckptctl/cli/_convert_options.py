@@ -1,0 +1,113 @@
+"""The options of `convert`."""
+
+from __future__ import annotations
+
+import enum
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckptctl.cli._options import OUTPUT, SELECT
+from ckptctl.errors import UsageError
+
+_CHANGE, _SAFETY = "What to change", "How to write"
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+class Only(enum.Enum):
+    """Components, or all of them."""
+
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    RNG = "rng"
+    TRAINER = "trainer"
+    DATA = "data"
+    OTHER = "other"
+    ALL = "all"
+
+
+class Dtype(enum.Enum):
+    """Types that floating tensors can be cast to."""
+
+    BF16 = "bf16"
+    F16 = "f16"
+    F32 = "f32"
+
+
+Sources = Annotated[list[Path], typer.Argument(metavar="SRC...", help="Files, indexes or directories; globs too.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="DST", help="File or directory to write; its suffix decides the format.",
+        rich_help_panel=_SAFETY,
+    ),
+]  # fmt: skip
+OnlyOrAll = Annotated[
+    Only | None,
+    typer.Option(
+        "--only", help="One component, its prefix cut off; or all of a directory's members.", show_choices=True,
+        rich_help_panel=SELECT,
+    ),
+]  # fmt: skip
+StripPrefix = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--strip-prefix", metavar="PREFIX", help="Cut off names, however nested. Repeatable.", rich_help_panel=_CHANGE
+    ),
+]
+Rename = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename", metavar="REGEX=REPL", help="Substitute in names, in order. Repeatable.", rich_help_panel=_CHANGE
+    ),
+]
+Untie = Annotated[bool, typer.Option("--untie", help="Write tied tensors as copies.", rich_help_panel=_CHANGE)]
+CastTo = Annotated[
+    Dtype | None, typer.Option("--dtype", help="Cast floating tensors of the model.", rich_help_panel=_CHANGE)
+]
+CastAll = Annotated[bool, typer.Option("--cast-all", help="Cast the optimizer too.", rich_help_panel=_CHANGE)]
+AllowOverflow = Annotated[
+    bool, typer.Option("--allow-overflow", help="Let numbers become infinite.", rich_help_panel=_CHANGE)
+]
+Densify = Annotated[
+    bool, typer.Option("--densify", help="Write sparse tensors as dense ones.", rich_help_panel=_CHANGE)
+]
+DropForeign = Annotated[
+    bool, typer.Option("--drop-foreign", help="Leave out what cannot be kept, naming it.", rich_help_panel=_CHANGE)
+]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="Turn objects into tensors and plain values.", rich_help_panel=_CHANGE)
+]
+MaxShardSize = Annotated[
+    str | None,
+    typer.Option(
+        "--max-shard-size", metavar="SIZE", help="Write shards and an index, e.g. 5GB.", rich_help_panel=_SAFETY
+    ),
+]
+NoDigest = Annotated[bool, typer.Option("--no-digest", help="Write no .sha256 beside.", rich_help_panel=_SAFETY)]
+NoCheck = Annotated[
+    bool,
+    typer.Option("--no-check", help="Copy without looking at the bytes; implies --no-digest.", rich_help_panel=_SAFETY),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.", rich_help_panel=_SAFETY)]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.", rich_help_panel=OUTPUT)
+]
+
+
+def parse_size(text: str) -> int:
+    """Read a size such as ``5GB``, ``500 MB`` or ``2GiB``, in bytes; at least one.
+
+    Raises
+    ------
+    UsageError
+        It is no size.
+    """
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?", text.strip().lower())
+    size = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
+    if size < 1:
+        raise UsageError(f"{text}: not a size", hint="such as 5GB, 500MB or 2GiB")
+    return size

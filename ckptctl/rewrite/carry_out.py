@@ -1,0 +1,201 @@
+"""Write planned files: beside their targets first, checked, then under their names, the index last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CorruptError, ExistsError, OverflowRefusedError
+from ckptctl.rewrite.checksums import Checksums
+from ckptctl.rewrite.pour import Pouring
+from ckptctl.rewrite.read_back import read_back
+from ckptctl.storage import LocalFile
+from ckptctl.storage.atomic import (
+    Staged,
+    check_space,
+    check_target,
+    flush_directory,
+    remove,
+    temporary_of,
+    write_small,
+)
+from ckptctl.storage.copy import Pump
+from ckptctl.storage.digest import sidecar_line, sidecar_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from ckptctl.model import Contents
+    from ckptctl.rewrite.options import Options
+    from ckptctl.rewrite.outputs import OutputFile, Outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A file that was written: its size in bytes, its SHA-256 (empty if none was made)."""
+
+    path: Path
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of it.
+
+    `verified` counts the records whose checksums were compared on the way; `overflows` the numbers that became
+    infinite, by tensor.
+    """
+
+    files: tuple[Written, ...]
+    seconds: float
+    verified: int
+    overflows: Mapping[str, int]
+
+
+def check_outputs(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) -> int:
+    """Make sure, before anything is written, that all of it can be; return how many bytes it will be.
+
+    Raises
+    ------
+    ExistsError
+        Something is there already and is not to be replaced, or it is an input.
+    NoSpaceError
+        It does not fit.
+    """
+    paths = [file.path for file in outputs.files] + ([outputs.index] if outputs.index else [])
+    needed = sum(file.writer.nbytes for file in outputs.files) + len(outputs.index_text)
+    directory = paths[0].parent
+    if not directory.exists():
+        check_target(directory, force=False)
+        check_space(directory.parent, needed + needed // 100)
+        return needed
+    read = {_identity(contents.range.file.path) for contents in inputs}
+    for path in paths:
+        if path.exists() and _identity(path) in read:
+            raise ExistsError(f"{path}: this is the source itself", hint="-o gives another name")
+        check_target(path, force=options.force)
+    if not options.force:
+        _check_sidecars(outputs)
+    check_space(directory, needed + needed // 100)
+    return needed
+
+
+def carry_out(
+    outputs: Outputs, inputs: tuple[Contents, ...], options: Options, progress: Callable[[int], None]
+) -> Outcome:
+    """Write all files of a plan; either all of them get their names, or none.
+
+    Raises
+    ------
+    CkptctlError
+        The source is damaged, changed meanwhile, or there was no room. Nothing is left behind.
+    """
+    start = time.monotonic()
+    work = _Work(options, Checksums(inputs) if options.check else None, {}, progress)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_directory(outputs.files[0].path.parent))
+        staged: list[tuple[Staged, Written]] = []
+        for file in outputs.files:
+            place = stack.enter_context(Staged(file.path, force=options.force))
+            staged.append((place, _write(place, file, work)))
+        for contents in inputs:
+            if isinstance(contents.range.file, LocalFile):
+                contents.range.file.release()
+        if work.overflows and not options.allow_overflow:
+            raise _overflow(outputs.files[0].path, work.overflows, options)
+        _publish(outputs, staged)
+    return Outcome(
+        files=tuple(written for _, written in staged),
+        seconds=time.monotonic() - start,
+        verified=work.checksums.verified if work.checksums else 0,
+        overflows=work.overflows,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What all files of a plan share while they are written."""
+
+    options: Options
+    checksums: Checksums | None
+    overflows: dict[str, int]
+    progress: Callable[[int], None]
+
+
+def _write(place: Staged, file: OutputFile, work: _Work) -> Written:
+    options = work.options
+    pump = Pump(place.fd, digest=options.digest, direct=not options.check, progress=work.progress)
+    try:
+        file.writer.write(pump, Pouring(file.items, work.checksums, work.overflows).pour)
+        digest = pump.finish()
+    finally:
+        pump.close()
+    written = os.fstat(place.fd).st_size
+    if written != file.writer.nbytes:
+        raise CorruptError(f"{file.path}: {written} bytes were written, {file.writer.nbytes} were planned")
+    read_back(place.path, file)
+    return Written(path=file.path, nbytes=written, sha256=digest)
+
+
+@contextlib.contextmanager
+def _directory(path: Path) -> Iterator[None]:
+    """Make a directory where there is none; remove it again if nothing comes to lie in it."""
+    if path.exists():
+        yield
+        return
+    path.mkdir()
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise
+    flush_directory(path.parent)
+
+
+def _check_sidecars(outputs: Outputs) -> None:
+    """Refuse to replace a digest that is not ours: one beside no file, and not left by a killed writer."""
+    for file in outputs.files:
+        sidecar = sidecar_of(file.path)
+        if os.path.lexists(sidecar) and not temporary_of(file.path).exists():
+            raise ExistsError(f"{sidecar}: exists already, without its file", hint="--force replaces it")
+
+
+def _publish(outputs: Outputs, staged: list[tuple[Staged, Written]]) -> None:
+    """Give the files their names. A digest is never beside a file that it is not of, an index never without shards."""
+    directory = outputs.files[0].path.parent
+    if outputs.index:
+        remove(outputs.index)  # an old one would join new shards to old ones
+    for place, written in staged:
+        sidecar, there = sidecar_of(written.path), written.path.exists()
+        if there or not written.sha256:
+            remove(sidecar)
+        if written.sha256 and not there:
+            write_small(sidecar, sidecar_line(written.sha256, written.path.name))
+            flush_directory(directory)
+        place.publish()
+        flush_directory(directory)
+        if written.sha256 and there:
+            write_small(sidecar, sidecar_line(written.sha256, written.path.name))
+    if outputs.index:
+        write_small(outputs.index, outputs.index_text.encode())
+    flush_directory(directory)
+
+
+def _overflow(path: Path, overflows: Mapping[str, int], options: Options) -> OverflowRefusedError:
+    total, first = sum(overflows.values()), next(iter(overflows))
+    return OverflowRefusedError(
+        f"{path}: {total} numbers in {len(overflows)} of its tensors are too large for "
+        f"{options.dtype} and would become infinite (the first tensor is {first})",
+        hint="--dtype bf16 has the range of f32; --allow-overflow writes them as infinite",
+    )
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino

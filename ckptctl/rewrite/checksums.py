@@ -1,0 +1,93 @@
+"""The checksums that sources record, and what is found when their bytes are read."""
+
+from __future__ import annotations
+
+import bisect
+import zlib
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CorruptError
+from ckptctl.formats import checksums_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ckptctl.formats import Checksum
+    from ckptctl.model import Contents, TensorInfo
+    from ckptctl.storage import ByteRange
+
+_CHUNK = 1 << 22
+
+
+class Checksums:
+    """What files record of their own bytes; `verified` and `unverified` count the records that were looked at."""
+
+    def __init__(self, files: Iterable[Contents]) -> None:
+        self._records: dict[int, list[Checksum]] = {}
+        self._starts: dict[int, list[int]] = {}
+        self._seen: set[tuple[int, int]] = set()
+        self.verified = 0
+        for contents in files:
+            found = sorted(checksums_of(contents), key=lambda one: one.range.offset)
+            self._records[id(contents.range.file)] = found
+            self._starts[id(contents.range.file)] = [one.range.offset for one in found]
+
+    def exactly(self, place: ByteRange) -> Checksum | None:
+        """Return the checksum of just these bytes, if there is one that has not been looked at."""
+        found = self._covering(place)
+        fits = found and (found.range.offset, found.range.length) == (place.offset, place.length)
+        return found if found and fits and not self._was_seen(found) else None
+
+    def check_around(self, tensor: TensorInfo, sharing: Mapping[str, TensorInfo]) -> None:
+        """Read each record that a tensor's pieces lie in, and compare; each record once.
+
+        Raises
+        ------
+        CorruptError
+            The bytes are not those that were written.
+        """
+        for piece in (*tensor.pieces, *(piece for part in tensor.parts for piece in part.pieces)):
+            found = self._covering(piece.range)
+            if found and not self._was_seen(found):
+                crc = 0
+                for start in range(0, found.range.length, _CHUNK):
+                    crc = zlib.crc32(found.range.read(start, min(_CHUNK, found.range.length - start)), crc)
+                self.compare(found, crc, sharing)
+
+    def compare(self, recorded: Checksum, crc: int, sharing: Mapping[str, TensorInfo]) -> None:
+        """Hold what was read against what is recorded, and name the tensors that lie there."""
+        self._seen.add((id(recorded.range.file), recorded.range.offset))
+        if crc == recorded.crc:
+            self.verified += 1
+            return
+        end = recorded.range.offset + recorded.range.length
+        hurt = [
+            name
+            for name, tensor in sharing.items()
+            if any(
+                p.range.file is recorded.range.file and recorded.range.offset <= p.range.offset < end
+                for p in (*tensor.pieces, *(piece for part in tensor.parts for piece in part.pieces))
+            )
+        ]
+        more = f" and {len(hurt) - 3} more" if len(hurt) > 3 else ""
+        raise CorruptError(
+            f"{recorded.range.file.path}: record {recorded.what} reads CRC {crc:08x}, recorded {recorded.crc:08x}: "
+            f"damaged: {', '.join(hurt[:3])}{more}",
+            hint="copy it again from where it was written, or take an older checkpoint; --no-check copies the damage",
+        )
+
+    def _covering(self, place: ByteRange) -> Checksum | None:
+        starts = self._starts.get(id(place.file), [])
+        index = bisect.bisect_right(starts, place.offset) - 1
+        # Records without bytes may begin where another does.
+        while index >= 0:
+            found = self._records[id(place.file)][index]
+            if place.offset + place.length <= found.range.offset + found.range.length:
+                return found if found.range.length else None
+            if found.range.length:
+                return None
+            index -= 1
+        return None
+
+    def _was_seen(self, found: Checksum) -> bool:
+        return (id(found.range.file), found.range.offset) in self._seen

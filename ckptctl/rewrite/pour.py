@@ -1,0 +1,73 @@
+"""Bring the bytes of tensors into a file: moved as they are where that is all there is to do, else in blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptctl.storage.copy import Crc
+from ckptctl.tensors.gather import blocks, raw_range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckptctl.rewrite.checksums import Checksums
+    from ckptctl.rewrite.prepared import Item
+    from ckptctl.storage.copy import Pump
+
+
+class Pouring:
+    """Puts the bytes of named items into a pump, comparing checksums of the source on the way.
+
+    `overflows` collects how many numbers of a tensor became infinite by a cast.
+    """
+
+    def __init__(self, items: Mapping[str, Item], checksums: Checksums | None, overflows: dict[str, int]) -> None:
+        self._items, self._checksums, self._overflows = items, checksums, overflows
+        self._sources = {name: item.source for name, item in items.items()}
+
+    def pour(self, name: str, pump: Pump, crc: Crc | None) -> None:
+        """Put the bytes of one item into the pump."""
+        item = self._items[name]
+        place = None if item.cast else raw_range(item.source)
+        if place is None:
+            if self._checksums:
+                self._checksums.check_around(item.source, self._sources)
+            self._worked_out(name, item, pump, crc)
+            return
+        recorded = self._checksums.exactly(place) if self._checksums else None
+        if recorded is None:
+            if self._checksums:
+                self._checksums.check_around(item.source, self._sources)
+            pump.copy(place, crc)
+            return
+        seen = crc or Crc()
+        before = seen.value
+        pump.copy(place, seen)
+        if before == 0 and self._checksums:
+            self._checksums.compare(recorded, pump.settle(seen), self._sources)
+
+    def _worked_out(self, name: str, item: Item, pump: Pump, crc: Crc | None) -> None:
+        for block in values(item):
+            if item.cast:
+                from ckptctl.tensors.cast import cast  # noqa: PLC0415  # NumPy, only where it is needed
+
+                made, lost = cast(block, item.source.dtype, item.stored.dtype)
+                if lost:
+                    self._overflows[name] = self._overflows.get(name, 0) + lost
+                pump.put(made, crc)
+            else:
+                pump.put(block, crc)
+
+
+def values(item: Item) -> Iterator[memoryview]:
+    """Yield the values of an item's source in order, in blocks."""
+    if item.source.layout.startswith("sparse_"):
+        from ckptctl.tensors.sparse import densified  # noqa: PLC0415
+
+        return densified(item.source)
+    return blocks(item.source)
+
+
+def small(item: Item) -> bytes:
+    """Return all values of an item at once, for what lies inside a pickle."""
+    return b"".join(bytes(block) for block in values(item))

@@ -1,0 +1,192 @@
+"""From a checkpoint and options to exactly what will be written: names, dtypes, ties, values. Nothing is read yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import UnsupportedError
+from ckptctl.formats import Stored
+from ckptctl.model import Component
+from ckptctl.model.ties import kept_name, tied_groups
+from ckptctl.rewrite import trees
+from ckptctl.rewrite.names import new_names, without_match
+from ckptctl.rewrite.source import Chosen, Source, check_source, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ckptctl.model import DType, TensorInfo
+    from ckptctl.rewrite.options import Options
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"})
+_CAST = frozenset({Component.MODEL, Component.OTHER})
+_NEVER_CAST = frozenset({Component.RNG})
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A tensor that will be written: what it is in the source, and what in the target."""
+
+    source: TensorInfo
+    stored: Stored
+    component: Component
+
+    @property
+    def cast(self) -> bool:
+        """Whether its numbers are converted."""
+        return self.source.dtype is not self.stored.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What will be written.
+
+    `items` are by their new names, `ties` from each name that is not stored to the one that is.
+    `values` is the tree, None where the tensors are all there is. `left_out` says what cannot be kept and was
+    dropped as asked, `aside` what was not selected, `renamed` has old and new names, `notes` the rest.
+    """
+
+    source: Source
+    items: Mapping[str, Item]
+    ties: Mapping[str, str]
+    values: object
+    metadata: Mapping[str, str]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    aside: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def prepare(source: Source, options: Options, *, safetensors: bool) -> Prepared:
+    """Work out what to write, for a target that is a safetensors file or one of torch.
+
+    Raises
+    ------
+    CkptctlError
+        It must not, or cannot, be written; the class says why.
+    """
+    check_source(source)
+    chosen = choose(source, options.only)
+    tensors = {name: tensor for name, tensor in chosen.tensors.items() if options.takes(name)}
+    unholdable = {
+        name: why for name, tensor in tensors.items() if (why := _unholdable(tensor, options, safetensors=safetensors))
+    }
+    flat = chosen.values is None or options.selects
+    tree = trees.Tidied() if flat else trees.tidied(chosen.values, unholdable=unholdable)
+    kept = tensors.keys() - unholdable.keys() if flat else tree.tensors
+    unkept = _unkept(tree, tensors, kept, unholdable)
+    if unkept and not options.drop_foreign:
+        raise _refused(source.path, unkept)
+    tensors = {name: tensor for name, tensor in tensors.items() if name in kept}
+    names = new_names(source.path, tensors, options, prefix=chosen.prefix)
+    values = _values(tree.values, tensors, names, options)
+    if not tensors and values is None:
+        raise UnsupportedError(f"{source.path}: there is nothing to write: neither tensors nor plain values are left")
+    components = {name: part.component for part in source.parts.values() for name in part.tensors}
+    items = {names[name]: _item(tensor, components[name], options) for name, tensor in tensors.items()}
+    ties = {} if options.untie else _ties(items, names)
+    return Prepared(
+        source=source,
+        items={name: item for name, item in items.items() if name not in ties},
+        ties=ties,
+        values=values,
+        metadata={**source.metadata, "format": "pt"},
+        left_out=unkept,
+        aside=chosen.aside,
+        renamed=tuple((old, new) for old, new in names.items() if old.removeprefix(f"{chosen.prefix}.") != new),
+        notes=tuple(_notes(chosen, tree, options, values)),
+        warnings=tuple(
+            f"--strip-prefix {prefix}: no name begins with it"
+            for prefix in without_match(tensors, options, prefix=chosen.prefix)
+        ),
+    )
+
+
+def _unholdable(tensor: TensorInfo, options: Options, *, safetensors: bool) -> str:
+    """Say why a tensor cannot be written; nothing if it can."""
+    if tensor.layout.startswith("sparse_"):
+        if not options.densify:
+            return f"a sparse tensor ({tensor.layout}); --densify writes it as a dense one"
+    elif tensor.layout != "strided":
+        return f"a tensor that is {tensor.layout}"
+    if safetensors and not tensor.dtype.storable:
+        return f"of dtype {tensor.dtype.torch or tensor.dtype}, which safetensors does not have"
+    if not safetensors and (not tensor.dtype.torch or tensor.dtype.name.startswith("Q")):
+        return f"of dtype {tensor.dtype}, which torch does not have"
+    return ""
+
+
+def _unkept(
+    tree: trees.Tidied, tensors: Mapping[str, TensorInfo], kept: set[str], unholdable: Mapping[str, str]
+) -> dict[str, str]:
+    """Return everything that cannot be kept, by its place: of the tree, and tensors that nothing left refers to."""
+    found = dict(tree.unkept)
+    for name, tensor in tensors.items():
+        if any((id(piece.range.file), piece.range.offset) in tree.places for piece in tensor.pieces):
+            continue  # it holds plain values that were too long for a header
+        if name not in kept and not any(name == place or name.startswith(f"{place}.") for place in found):
+            found[name] = unholdable.get(name, "inside an object that is not kept")
+    return found
+
+
+def _refused(path: Path, unkept: Mapping[str, str]) -> UnsupportedError:
+    shown = "; ".join(f"{place}: {why}" for place, why in list(unkept.items())[:_SHOWN])
+    more = f"; and {len(unkept) - _SHOWN} more" if len(unkept) > _SHOWN else ""
+    return UnsupportedError(
+        f"{path}: {len(unkept)} of its values cannot be kept: {shown}{more}",
+        hint="--drop-foreign leaves them out, --only model takes the weights alone",
+    )
+
+
+def _values(values: object, tensors: Mapping[str, TensorInfo], names: Mapping[str, str], options: Options) -> object:
+    """Return the tree with new names; None for a plain state dict, whose names say everything."""
+    if values is None:
+        return None
+    flat = trees.state_dict(values)
+    if flat is not None and len(flat) == len(tensors):
+        return None
+    if options.plain:
+        from ckptctl.rewrite.plain import plain  # noqa: PLC0415  # rarely asked for
+
+        values = plain(values)
+    return trees.renamed(values, names)
+
+
+def _item(tensor: TensorInfo, component: Component, options: Options) -> Item:
+    dtype: DType = tensor.dtype
+    cast = component in _CAST or (options.cast_all and component not in _NEVER_CAST)
+    if options.dtype and cast and dtype.name in _FLOATS:
+        dtype = options.dtype
+    return Item(source=tensor, stored=Stored(dtype, tensor.shape), component=component)
+
+
+def _ties(items: Mapping[str, Item], names: Mapping[str, str]) -> dict[str, str]:
+    """Return names that need not be stored, each with the one whose bytes it shares; a cast on one side unties."""
+    ties: dict[str, str] = {}
+    for group in tied_groups(item.source for item in items.values()):
+        found = [names[old] for old in group]
+        for dtype in {items[name].stored.dtype.name: None for name in found}:
+            same = [name for name in found if items[name].stored.dtype.name == dtype]
+            kept = kept_name(same)
+            ties |= {name: kept for name in same if name != kept}
+    return ties
+
+
+def _notes(chosen: Chosen, tree: trees.Tidied, options: Options, values: object) -> list[str]:
+    notes = []
+    if tree.modules:
+        kinds = ", ".join(dict.fromkeys(tree.modules))
+        notes.append(f"the weights of a module are kept, its program is not ({kinds[:200]})")
+    if options.selects and chosen.values is not None:
+        notes.append("plain values are left out, since --include and --exclude choose tensors")
+    if values is None and _has_versions(chosen.values):
+        notes.append("the versions of modules that torch keeps beside a state dict (_metadata) are left out")
+    return notes
+
+
+def _has_versions(values: object) -> bool:
+    return bool(getattr(values, "state", None)) and trees.state_dict(values) is not None

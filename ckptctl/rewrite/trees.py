@@ -1,0 +1,222 @@
+"""Make the plain state of a checkpoint fit to be written: what cannot be kept is named, and taken out if asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ckptctl.model import Level
+from ckptctl.values import Described, Elided, Numbers, Span, TensorRef, Token, children, is_module, key_text
+from ckptctl.values.encode import numbers_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_ORDERED = "collections.OrderedDict"
+_DISTRIBUTED = frozenset(
+    {
+        "torch.distributed.tensor.DTensor",
+        "torch.distributed._shard.sharded_tensor.api.ShardedTensor",
+    }
+)
+_TENSORS = frozenset(
+    {
+        "torch.Tensor", "torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer",
+        "numpy.ndarray", "torch.storage.TypedStorage", "torch.storage.UntypedStorage",
+    }
+)  # fmt: skip
+_GONE = object()
+
+
+@dataclass(slots=True)
+class Tidied:
+    """A tree that can be written; `unkept` says where there was something that cannot, and what.
+
+    `tensors` are the names that it refers to, `places` where bytes and numbers lie that it holds as values.
+    """
+
+    values: object = None
+    unkept: dict[str, str] = field(default_factory=dict)
+    tensors: set[str] = field(default_factory=set)
+    places: set[tuple[int, int]] = field(default_factory=set)
+    modules: list[str] = field(default_factory=list)
+
+
+def tidied(values: object, *, unholdable: Mapping[str, str]) -> Tidied:
+    """Return a tree without what cannot be kept.
+
+    `unholdable` maps the names of tensors that cannot be written to the reason. Modules become the state dict
+    of their tensors.
+    """
+    work = _Tidy(unholdable)
+    made = work.of(values, "")
+    work.result.values = None if made is _GONE else made
+    return work.result
+
+
+class _Tidy:
+    def __init__(self, unholdable: Mapping[str, str]) -> None:
+        self.result = Tidied()
+        self._unholdable = unholdable
+
+    def of(self, value: object, at: str) -> object:
+        """Return what a value becomes, `_GONE` if it cannot be kept."""
+        match value:
+            case TensorRef():
+                return self._reference(value, at)
+            case Described():
+                return self._described(value, at)
+            case dict():
+                return self._dict(value, at)
+            case list():
+                return [self._item(inner, _below(at, index)) for index, inner in enumerate(value)]
+            case tuple():
+                return tuple(self._item(inner, _below(at, index)) for index, inner in enumerate(value))
+            case Span(range=place) | Numbers(range=place):
+                self.result.places.add((id(place.file), place.offset))
+            case Elided(why=why):
+                return self._unkept(at, f"left out by the reader: {why}")
+        return value
+
+    def _item(self, value: object, at: str) -> object:
+        """Something with a place that must stay: nothing stands for what is gone."""
+        made = self.of(value, at)
+        return None if made is _GONE else made
+
+    def _dict(self, value: Mapping[object, object], at: str) -> dict[object, object]:
+        made: dict[object, object] = {}
+        for key, inner in value.items():
+            place = _below(at, key)
+            if isinstance(key, Token):
+                self._unkept(place, f"its key is a {key.text}, no plain value")
+                continue
+            found = self.of(inner, place)
+            if found is not _GONE:
+                made[key] = found
+        return made
+
+    def _reference(self, ref: TensorRef, at: str) -> object:
+        why = self._unholdable.get(ref.name)
+        if why is None and ref.type not in _TENSORS | _DISTRIBUTED:
+            why = f"a tensor of the class {ref.type}"
+        if why is not None:
+            return self._unkept(at or ref.name, why)
+        self.result.tensors.add(ref.name)
+        kind = "torch.Tensor" if ref.type in _DISTRIBUTED else ref.type
+        state = None if ref.state is None else self._item(ref.state, at)
+        return replace(ref, type=kind, state=state) if kind != ref.type or state != ref.state else ref
+
+    def _described(self, value: Described, at: str) -> object:
+        if is_module(value):
+            return self._module(value, at)
+        if value.level in (Level.FOREIGN, Level.DANGEROUS):
+            return self._unkept(at, f"{value.type} ({value.level.value})")
+        return replace(
+            value,
+            args=tuple(self._item(inner, _below(at, f"({i})")) for i, inner in enumerate(value.args)),
+            state=None if value.state is None else self._item(value.state, at),
+            items=None if value.items is None else self._item(value.items, at),
+        )
+
+    def _module(self, value: Described, at: str) -> object:
+        self.result.modules.append(value.type)
+        items: dict[object, object] = {}
+        for name, ref in _references(value):
+            made = self._reference(ref, _below(at, name))
+            if made is not _GONE:
+                items[name] = made
+        return Described(type=_ORDERED, items=items)
+
+    def _unkept(self, at: str, why: str) -> object:
+        self.result.unkept[at or "the whole"] = why
+        return _GONE
+
+
+def _references(module: Described) -> Iterator[tuple[str, TensorRef]]:
+    """Yield the tensors in a module under the names that its state dict gives them."""
+    todo: list[tuple[str, object]] = [("", module)]
+    while todo:
+        at, value = todo.pop()
+        if isinstance(value, TensorRef):
+            yield at, value
+        elif is_module(value) or isinstance(value, (dict, list, tuple)):
+            todo += [(_below(at, key), inner) for key, inner in reversed(list(children(value)))]
+
+
+def references(value: object) -> Iterator[TensorRef]:
+    """Yield every reference to a tensor in a tree, in order, as often as it occurs."""
+    match value:
+        case TensorRef(state=state):
+            yield value
+            yield from references(state)
+        case dict() | list() | tuple():
+            for inner in value.values() if isinstance(value, dict) else value:
+                yield from references(inner)
+        case Described(args=args, state=state, items=items):
+            for inner in (args, state, items):
+                yield from references(inner)
+
+
+def renamed(values: object, names: Mapping[str, str]) -> object:
+    """Return a tree whose references have new names."""
+    return mapped(values, lambda ref: replace(ref, name=names[ref.name]) if isinstance(ref, TensorRef) else ref)
+
+
+def mapped(value: object, change: Callable[[object], object]) -> object:
+    """Return a tree whose parts went through `change`, from the inside out."""
+    match value:
+        case dict():
+            return change({key: mapped(inner, change) for key, inner in value.items()})
+        case list():
+            return change([mapped(inner, change) for inner in value])
+        case tuple():
+            return change(tuple(mapped(inner, change) for inner in value))
+        case TensorRef(state=state) if state is not None:
+            return change(replace(value, state=mapped(state, change)))
+        case Described():
+            return change(
+                replace(
+                    value,
+                    args=tuple(mapped(inner, change) for inner in value.args),
+                    state=mapped(value.state, change),
+                    items=mapped(value.items, change),
+                )
+            )
+    return change(value)
+
+
+def state_dict(values: object) -> dict[str, TensorRef] | None:
+    """Return the references of a plain state dict: a dict of nothing but tensors under text; None for all else."""
+    items = values.items if isinstance(values, Described) and values.type == _ORDERED else values
+    if not isinstance(items, dict) or not items:
+        return None
+    plain = all(isinstance(key, str) and is_plain_tensor(ref) for key, ref in items.items())
+    return items if plain else None
+
+
+def is_plain_tensor(value: object) -> bool:
+    """Whether a value is a tensor of torch with nothing attached to it."""
+    kind = value.type if isinstance(value, TensorRef) else ""
+    return kind.startswith("torch.") and "Storage" not in kind and value.state is None  # type: ignore[attr-defined]
+
+
+def count_values(value: object) -> int:
+    """Return how many plain values a tree holds: leaves that are no tensors, a long list of numbers as one."""
+    match value:
+        case list() | tuple() if numbers_dtype(value):
+            return 1
+        case dict() | list() | tuple():
+            return sum(map(count_values, value.values() if isinstance(value, dict) else value))
+        case TensorRef():
+            return 0
+        case Described():
+            inside = count_values(value.args) + count_values(value.state) + count_values(value.items)
+            return max(inside - (value.state is None) - (value.items is None), 1)
+        case Span() | Numbers():
+            return 1
+    return 1
+
+
+def _below(at: str, key: object) -> str:
+    text = key_text(key)
+    return f"{at}.{text}" if at else text
