@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 
 class CkptctlError(Exception):
     """The root of every error that this package raises on purpose.
@@ -98,6 +105,17 @@ class OverflowRefusedError(CkptctlError):
     """A cast would turn numbers into infinity."""
 
     slug = "overflow"
+
+
+@contextlib.contextmanager
+def about(path: Path) -> Iterator[None]:
+    """Begin the message of an error met meanwhile with a path, unless it names that already."""
+    try:
+        yield
+    except CkptctlError as error:
+        if str(path) in error.message:
+            raise
+        raise type(error)(f"{path}: {error.message}", hint=error.hint) from None
 
 
 def counted(amount: int, noun: str) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import pickle
 import struct
 import types
+import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -174,3 +177,37 @@ _KINDS = (
     ((list, tuple, collections.deque), _sequences),
     ((set, frozenset), _sets),
 )  # fmt: skip
+
+
+class _Stub:
+    """Stands for a class that is not installed."""
+
+    def __new__(cls, *args, **kwargs):
+        made = super().__new__(cls)
+        made.made_from = args
+        return made
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+
+_STUBS = {}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError):
+            return _STUBS.setdefault((module, name), type(name, (_Stub,), {"__module__": module}))
+
+
+def load(path: Path, *, weights_only: bool):
+    module = types.ModuleType("stub_pickle")
+    module.Unpickler, module.load = _Unpickler, pickle.load
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Only the legacy reader of torch cannot do without the pickle module.
+        return torch.load(
+            path, map_location="cpu", weights_only=weights_only, pickle_module=None if weights_only else module
+        )

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ckptctl.ops.convert.report import ConvertedFile, ConvertedTensor
 
 _MOST = 4
+_LARGE = 50_000_000
+"""Fewer bytes are written too soon for a rate to say anything."""
 _NOTHING = "nothing was written (--dry-run)"
 
 
@@ -65,7 +67,8 @@ class Answer:
 def _head(report: ConvertReport) -> str:
     files = report.files
     name = str(files[0].path) if len(files) == 1 else str(report.index)
-    speed = f" ({size(int(report.nbytes / report.seconds))}/s)" if report.seconds > 0.001 else ""
+    worth = report.nbytes >= _LARGE and report.seconds > 0
+    speed = f" ({size(int(report.nbytes / report.seconds))}/s)" if worth else ""
     facts = [
         plural(len(files), "shard") if len(files) > 1 else "",
         plural(report.tensors, "tensor"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -96,6 +96,47 @@ Force = Annotated[bool, typer.Option("--force", help="Replace what is there.", r
 DryRun = Annotated[
     bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.", rich_help_panel=OUTPUT)
 ]
+
+
+def selected(only: Only | None, include: list[str] | None, exclude: list[str] | None) -> dict[str, Any]:
+    """Return which tensors to take, as fields of the options of a rewrite."""
+    from ckptctl.model import Component
+
+    one = Component(only.value) if only and only is not Only.ALL else None
+    return {"only": one, "include": tuple(include or ()), "exclude": tuple(exclude or ())}
+
+
+def changed(  # noqa: PLR0917  # as many as there are options
+    strip_prefix: list[str] | None,
+    rename: list[str] | None,
+    dtype: Dtype | None,
+    cast_all: bool,
+    allow_overflow: bool,
+    untie: bool,
+) -> dict[str, Any]:
+    """Return what to change about names and numbers."""
+    from ckptctl.model import DTYPES
+    from ckptctl.rewrite.names import parse_rename
+
+    return {
+        "strip_prefix": tuple(strip_prefix or ()),
+        "rename": tuple(map(parse_rename, rename or ())),
+        "dtype": DTYPES[dtype.name] if dtype else None,
+        "cast_all": cast_all,
+        "allow_overflow": allow_overflow,
+        "untie": untie,
+    }
+
+
+def kept(densify: bool, drop_foreign: bool, plain: bool) -> dict[str, Any]:
+    """Return what to do with what cannot be kept as it is."""
+    return {"densify": densify, "drop_foreign": drop_foreign, "plain": plain}
+
+
+def manner(max_shard_size: str | None, no_digest: bool, no_check: bool, force: bool) -> dict[str, Any]:
+    """Return how to write."""
+    size = parse_size(max_shard_size) if max_shard_size else None
+    return {"max_shard_size": size, "digest": not (no_digest or no_check), "check": not no_check, "force": force}
 
 
 def parse_size(text: str) -> int:

@@ -53,34 +53,19 @@ def run(
 ) -> int:
     """Work out everything first, then write one source after another."""
     from ckptctl.cli._convert_answer import Answer
-    from ckptctl.model import DTYPES, Component
     from ckptctl.ops.convert import Options, plan
-    from ckptctl.rewrite.names import parse_rename
 
     chosen = Options(
-        only=Component(only.value) if only and only is not given.Only.ALL else None,
-        include=tuple(include or ()),
-        exclude=tuple(exclude or ()),
-        strip_prefix=tuple(strip_prefix or ()),
-        rename=tuple(map(parse_rename, rename or ())),
-        untie=untie,
-        dtype=DTYPES[dtype.name] if dtype else None,
-        cast_all=cast_all,
-        allow_overflow=allow_overflow,
-        densify=densify,
-        drop_foreign=drop_foreign,
-        plain=plain,
-        max_shard_size=given.parse_size(max_shard_size) if max_shard_size else None,
-        digest=not (no_digest or no_check),
-        check=not no_check,
-        force=force,
+        **given.selected(only, include, exclude),
+        **given.changed(strip_prefix, rename, dtype, cast_all, allow_overflow, untie),
+        **given.kept(densify, drop_foreign, plain),
+        **given.manner(max_shard_size, no_digest, no_check, force),
     )
     plans, errors = plan(sources, output, chosen, everything=only is given.Only.ALL)
     answer = Answer(json=json, quiet=quiet, brief=brief)
     step = answer.preview if dry_run else answer.carry_out
-    calls: list[Callable[[], None]] = [partial(_raise, error) for error in errors]
-    calls += [partial(step, one) for one in plans]
-    return guarded_each([*calls, answer.finish], as_json=json)
+    calls: list[Callable[[], None]] = [*(partial(_raise, error) for error in errors)]
+    return guarded_each([*calls, *(partial(step, one) for one in plans), answer.finish], as_json=json)
 
 
 def _raise(error: Exception) -> None:

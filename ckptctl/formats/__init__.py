@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
@@ -11,6 +12,7 @@ from ckptctl.formats._foreign import explain
 from ckptctl.formats._format import Checksum, Format, Stored
 from ckptctl.formats._json import Pairs as JsonPairs
 from ckptctl.formats._json import parse as parse_json
+from ckptctl.values import VALUES_KEY
 
 if TYPE_CHECKING:
     from ckptctl.model import Contents
@@ -32,6 +34,7 @@ __all__ = [
     "parse_json",
     "read",
     "read_metadata",
+    "restore_state",
     "title_of",
 ]  # fmt: skip
 
@@ -88,6 +91,16 @@ def checksums_of(contents: Contents) -> tuple[Checksum, ...]:
     """Return the checksums that a file records of its own bytes; empty if it has none."""
     found = format_named(contents.format)
     return found.checksums(contents) if found and found.checksums else ()
+
+
+def restore_state(contents: Contents) -> Contents:
+    """Return shards that make one whole with the plain values that their index holds, if there are any."""
+    if VALUES_KEY not in contents.metadata:
+        return contents
+    from ckptctl.formats._state import restore  # noqa: PLC0415  # only files that convert wrote need it
+
+    whole = restore(contents.tensors, contents.metadata)
+    return replace(contents, tensors=whole.tensors, values=whole.values, metadata=whole.metadata)
 
 
 def format_named(name: str) -> Format | None:

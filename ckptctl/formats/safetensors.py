@@ -77,33 +77,15 @@ def read(source: ByteRange) -> Contents:
             fields_of(source.file.path, name, entries[name])  # must hold all the same
         entries[name] = entry
     tensors = dict(_tensors(source, _LENGTH + len(header), entries))
-    values = _state(tensors, metadata, warnings) if VALUES_KEY in metadata else None
-    return Contents(
-        format=FORMAT.name,
-        range=source,
-        tensors=tensors,
-        values=values,
-        metadata=metadata,
-        findings=tuple(_finding(source, slug, message) for slug, message in dict.fromkeys(warnings)),
-    )
+    found = Contents(format=FORMAT.name, range=source, tensors=tensors, metadata=metadata)
+    if VALUES_KEY in metadata:
+        from ckptctl.formats._state import restore  # noqa: PLC0415  # only files that convert wrote need it
 
-
-def _state(tensors: dict[str, TensorInfo], metadata: dict[str, str], warnings: list[tuple[str, str]]) -> object:
-    """Return the plain values that `convert` wrote, taken out of the metadata; tied names become tensors again."""
-    from ckptctl.formats._pickle.levels import level_named  # noqa: PLC0415  # only files that convert wrote need these
-    from ckptctl.model.ties import recorded_ties  # noqa: PLC0415
-    from ckptctl.values.decode import decode  # noqa: PLC0415
-
-    ties = recorded_ties(metadata, tensors)
-    try:
-        values = decode(metadata[VALUES_KEY], tensors, frozenset(tensors) | frozenset(ties), level_named)
-    except ValueError as error:
-        warnings.append(("values-ignored", f"the plain values in its metadata are left aside: {error}"))
-        return None
-    tensors |= {name: replace(tensors[kept], name=name) for name, kept in ties.items()}
-    for key in (VALUES_KEY, *ties):
-        del metadata[key]
-    return values
+        whole = restore(tensors, metadata)
+        found = replace(found, tensors=whole.tensors, values=whole.values, metadata=whole.metadata)
+        if whole.problem:
+            warnings.append(("values-ignored", f"the plain values in its metadata are left aside: {whole.problem}"))
+    return replace(found, findings=tuple(_finding(source, slug, message) for slug, message in dict.fromkeys(warnings)))
 
 
 def account(contents: Contents) -> tuple[Region, ...]:

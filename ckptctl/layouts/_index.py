@@ -23,13 +23,17 @@ _MAX_NAME = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """What an index and its shards make together; `wanted` is how many shards it names."""
+    """What an index and its shards make together; `wanted` is how many shards it names.
+
+    `metadata` are the texts that the index and its shards hold beside the tensors.
+    """
 
     index: Path
     wanted: int
     files: tuple[Contents, ...]
     tensors: Mapping[str, TensorInfo]
     findings: tuple[Finding, ...]
+    metadata: Mapping[str, str]
 
 
 def read_shards(seen: Scan, path: Path) -> Shards:
@@ -40,7 +44,7 @@ def read_shards(seen: Scan, path: Path) -> Shards:
     CorruptError, LimitError
         Index and shards contradict each other, or none of them is there.
     """
-    weight_map, total_size = _read_index(path)
+    weight_map, stated = _read_index(path)
     wanted: dict[str, list[str]] = {}
     for tensor, shard in weight_map.items():
         wanted.setdefault(shard, []).append(tensor)
@@ -53,9 +57,11 @@ def read_shards(seen: Scan, path: Path) -> Shards:
     findings = (
         *_about_missing(path, wanted, missing),
         *_about_others(path, seen, weight_map, files),
-        *(_about_size(path, tensors, total_size) if not missing else ()),
+        *(_about_size(path, tensors, stated.get("total_size")) if not missing else ()),
     )
-    return Shards(index=path, wanted=len(wanted), files=files, tensors=tensors, findings=findings)
+    metadata = {key: text for contents in files for key, text in contents.metadata.items()}
+    metadata |= {key: text for key, text in stated.items() if isinstance(text, str)}
+    return Shards(index=path, wanted=len(wanted), files=files, tensors=tensors, findings=findings, metadata=metadata)
 
 
 def indexes_of(seen: Scan) -> list[Path]:
@@ -66,8 +72,8 @@ def indexes_of(seen: Scan) -> list[Path]:
     return [seen.path / name for name in names]
 
 
-def _read_index(path: Path) -> tuple[Mapping[str, str], object]:
-    """Return the weight map, every name checked, and the total size that the index states."""
+def _read_index(path: Path) -> tuple[Mapping[str, str], Mapping[str, object]]:
+    """Return the weight map, every name checked, and what else the index states, such as the total size."""
     file = LocalFile(path)
     if file.size > _MAX_INDEX:
         raise LimitError(f"{path}: an index of {file.size} bytes (limit {_MAX_INDEX})")
@@ -88,7 +94,7 @@ def _read_index(path: Path) -> tuple[Mapping[str, str], object]:
         if weight_map.setdefault(tensor, shard) != shard:
             raise CorruptError(f"{path}: the index places {tensor} in two shards")
     metadata = fields.get("metadata")
-    return weight_map, dict(metadata).get("total_size") if isinstance(metadata, formats.JsonPairs) else None
+    return weight_map, dict(metadata) if isinstance(metadata, formats.JsonPairs) else {}
 
 
 def is_plain(name: str) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl import formats
 from ckptctl.layouts._components import split
+from ckptctl.layouts._facts import facts
 from ckptctl.layouts._index import indexes_of, read_shards
 from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.model import Checkpoint, Contents
@@ -25,13 +26,21 @@ def open_(seen: Scan) -> Checkpoint:
     if not seen.directory:
         seen = scan(path.parent)
     shards = read_shards(seen, path)
-    whole = Contents(format=shards.files[0].format, range=shards.files[0].range, tensors=shards.tensors)
+    first = shards.files[0]
+    whole = formats.restore_state(
+        Contents(format=first.format, range=first.range, tensors=shards.tensors, metadata=shards.metadata)
+    )
+    found = facts(seen.path, whole) if whole.values is not None else None
     return Checkpoint(
         path=seen.path,
         layout=LAYOUT.name,
         title=_title(shards),
         files=shards.files,
         parts=split(whole),
+        values=whole.values,
+        step=found.step if found else None,
+        epoch=found.epoch if found else None,
+        metrics=found.metrics if found else (),
         findings=shards.findings,
     )
 

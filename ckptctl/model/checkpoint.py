@@ -99,13 +99,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One saved state: the files it lies in, and what is in them, by component."""
+    """One saved state: the files it lies in, and what is in them, by component.
+
+    `values` is the whole tree of plain values, where several files hold one; else each of them has its own.
+    """
 
     path: Path
     layout: str
     title: str
     files: tuple[Contents, ...]
     parts: Mapping[Component, Part]
+    values: object = None
     step: Found | None = None
     epoch: Found | None = None
     metrics: tuple[Found, ...] = ()

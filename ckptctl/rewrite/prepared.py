@@ -84,7 +84,7 @@ def prepare(source: Source, options: Options, *, safetensors: bool) -> Prepared:
     tensors = {name: tensor for name, tensor in tensors.items() if name in kept}
     names = new_names(source.path, tensors, options, prefix=chosen.prefix)
     values = _values(tree.values, tensors, names, options)
-    if not tensors and values is None:
+    if not tensors and not trees.count_values(values if values is not None else []):
         raise UnsupportedError(f"{source.path}: there is nothing to write: neither tensors nor plain values are left")
     components = {name: part.component for part in source.parts.values() for name in part.tensors}
     items = {names[name]: _item(tensor, components[name], options) for name, tensor in tensors.items()}

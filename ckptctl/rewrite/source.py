@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _REFUSED = frozenset({"duplicate-name", "duplicate-tensor", "data-never-written", "values-ignored", "unlisted-tensor"})
 """Findings that are no errors to a reader, and that a copy would hide."""
+_SHOWN = 4
 _HINT = "ckptctl consolidate, on the directory of all ranks, makes one file of them"
 
 
@@ -94,7 +95,7 @@ def _check_shards(source: Source) -> None:
         raise UnsupportedError(f"{source.path}: one rank's part of an optimizer of DeepSpeed ZeRO", hint=_HINT)
     model = source.parts[Component.MODEL].tensors if Component.MODEL in source.parts else {}
     empty = [name for name, tensor in model.items() if tensor.shape == (0,)]
-    if len(empty) >= 2 and 2 * len(empty) > len(model):
+    if len(model) > len(empty) >= 2 and 2 * len(empty) > len(model):
         raise UnsupportedError(
             f"{source.path}: {len(empty)} of {counted(len(model), 'tensor')} of the model are empty placeholders, "
             "as DeepSpeed ZeRO-3 saves weights that were not gathered",
@@ -116,11 +117,7 @@ def choose(source: Source, only: Component | None) -> Chosen:
     if part is None:
         there = ", ".join(component.value for component in source.parts) or "nothing"
         raise UsageError(f"{source.path}: it has no {only.value}", hint=f"it has {there}")
-    others = [
-        f"{component.value} ({counted(len(other.tensors), 'tensor')}, {counted(len(other.values), 'value')})"
-        for component, other in source.parts.items()
-        if component is not only
-    ]
+    others = [_named(other) for component, other in source.parts.items() if component is not only]
     values: object = part.values.get(part.prefix) if part.prefix else dict(part.values) or None
     if not others and not part.prefix:
         values = source.values  # all of the file is this component
@@ -128,6 +125,14 @@ def choose(source: Source, only: Component | None) -> Chosen:
         return Chosen(tensors=part.tensors, values=values, prefix=part.prefix, aside=tuple(others))
     tensors, values, strays = _without_strays(part.tensors, values)
     return Chosen(tensors=tensors, values=values, prefix=part.prefix, aside=(*others, *strays))
+
+
+def _named(part: Part) -> str:
+    """Say what a component holds: how many tensors, or else under which keys its values stand."""
+    if part.tensors:
+        return f"{part.component.value} ({counted(len(part.tensors), 'tensor')})"
+    keys = list(part.values)
+    return f"{part.component.value} ({', '.join(keys[:_SHOWN])}{', …' if len(keys) > _SHOWN else ''})"
 
 
 def _without_strays(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ckptctl.errors import LimitError
 from ckptctl.model import Level
 from ckptctl.values import Described, Elided, Numbers, Span, TensorRef, Token, children, is_module, key_text
 from ckptctl.values.encode import numbers_dtype
@@ -26,6 +27,8 @@ _TENSORS = frozenset(
     }
 )  # fmt: skip
 _GONE = object()
+_MAX_DEPTH = 100
+"""Deeper than any real checkpoint, and shallow enough to be gone through by functions that call themselves."""
 
 
 @dataclass(slots=True)
@@ -58,9 +61,25 @@ class _Tidy:
     def __init__(self, unholdable: Mapping[str, str]) -> None:
         self.result = Tidied()
         self._unholdable = unholdable
+        self._done: dict[int, tuple[object, object]] = {}
+        self._depth = 0
 
     def of(self, value: object, at: str) -> object:
-        """Return what a value becomes, `_GONE` if it cannot be kept."""
+        """Return what a value becomes, `_GONE` if it cannot be kept; what is shared is gone through once."""
+        if not isinstance(value, (dict, list, tuple, Described)):
+            return self._made(value, at)
+        known = self._done.get(id(value))
+        if known is None:
+            self._depth += 1
+            if self._depth > _MAX_DEPTH:
+                raise LimitError(
+                    f"{at[:200]} is nested deeper than {_MAX_DEPTH}", hint="--only model takes the weights alone"
+                )
+            known = self._done[id(value)] = (value, self._made(value, at))
+            self._depth -= 1
+        return known[1]
+
+    def _made(self, value: object, at: str) -> object:
         match value:
             case TensorRef():
                 return self._reference(value, at)
@@ -144,17 +163,22 @@ def _references(module: Described) -> Iterator[tuple[str, TensorRef]]:
 
 
 def references(value: object) -> Iterator[TensorRef]:
-    """Yield every reference to a tensor in a tree, in order, as often as it occurs."""
-    match value:
-        case TensorRef(state=state):
+    """Yield every reference to a tensor in a tree, each object once: references at two places are two objects."""
+    todo, seen = [value], set[int]()
+    while todo:
+        value = todo.pop()
+        if isinstance(value, TensorRef):
             yield value
-            yield from references(state)
-        case dict() | list() | tuple():
-            for inner in value.values() if isinstance(value, dict) else value:
-                yield from references(inner)
-        case Described(args=args, state=state, items=items):
-            for inner in (args, state, items):
-                yield from references(inner)
+            todo.append(value.state)
+        elif isinstance(value, (dict, list, tuple, Described)) and id(value) not in seen:
+            seen.add(id(value))
+            todo += _inside(value)
+
+
+def _inside(value: dict[object, object] | list[object] | tuple[object, ...] | Described) -> list[object]:
+    if isinstance(value, Described):
+        return [value.args, value.state, value.items]
+    return list(value.values() if isinstance(value, dict) else value)
 
 
 def renamed(values: object, names: Mapping[str, str]) -> object:
@@ -163,26 +187,31 @@ def renamed(values: object, names: Mapping[str, str]) -> object:
 
 
 def mapped(value: object, change: Callable[[object], object]) -> object:
-    """Return a tree whose parts went through `change`, from the inside out."""
+    """Return a tree whose parts went through `change`, from the inside out; what is shared stays shared."""
+    done: dict[int, tuple[object, object]] = {}
+
+    def of(value: object) -> object:
+        known = done.get(id(value))
+        if known is None:
+            known = done[id(value)] = (value, change(_rebuilt(value, of)))
+        return known[1]
+
+    return of(value)
+
+
+def _rebuilt(value: object, of: Callable[[object], object]) -> object:
     match value:
         case dict():
-            return change({key: mapped(inner, change) for key, inner in value.items()})
+            return {key: of(inner) for key, inner in value.items()}
         case list():
-            return change([mapped(inner, change) for inner in value])
+            return [of(inner) for inner in value]
         case tuple():
-            return change(tuple(mapped(inner, change) for inner in value))
+            return tuple(of(inner) for inner in value)
         case TensorRef(state=state) if state is not None:
-            return change(replace(value, state=mapped(state, change)))
-        case Described():
-            return change(
-                replace(
-                    value,
-                    args=tuple(mapped(inner, change) for inner in value.args),
-                    state=mapped(value.state, change),
-                    items=mapped(value.items, change),
-                )
-            )
-    return change(value)
+            return replace(value, state=of(state))
+        case Described(args=args, state=state, items=items):
+            return replace(value, args=tuple(of(inner) for inner in args), state=of(state), items=of(items))
+    return value
 
 
 def state_dict(values: object) -> dict[str, TensorRef] | None:
@@ -202,19 +231,25 @@ def is_plain_tensor(value: object) -> bool:
 
 def count_values(value: object) -> int:
     """Return how many plain values a tree holds: leaves that are no tensors, a long list of numbers as one."""
-    match value:
-        case list() | tuple() if numbers_dtype(value):
-            return 1
-        case dict() | list() | tuple():
-            return sum(map(count_values, value.values() if isinstance(value, dict) else value))
-        case TensorRef():
-            return 0
-        case Described():
-            inside = count_values(value.args) + count_values(value.state) + count_values(value.items)
-            return max(inside - (value.state is None) - (value.items is None), 1)
-        case Span() | Numbers():
-            return 1
-    return 1
+    counts: dict[int, int] = {}
+
+    def of(value: object) -> int:
+        if not isinstance(value, (dict, list, tuple, Described)):
+            return not isinstance(value, TensorRef)
+        if id(value) not in counts:
+            counts[id(value)] = _counted(value, of)
+        return counts[id(value)]
+
+    return of(value)
+
+
+def _counted(
+    value: dict[object, object] | list[object] | tuple[object, ...] | Described, of: Callable[[object], int]
+) -> int:
+    if isinstance(value, (list, tuple)) and numbers_dtype(value):
+        return 1
+    inside = sum(of(inner) for inner in _inside(value) if not isinstance(value, Described) or inner is not None)
+    return max(inside, 1) if isinstance(value, Described) else inside
 
 
 def _below(at: str, key: object) -> str:

@@ -59,11 +59,13 @@ def encode(values: object, *, path: Path, taken: frozenset[str]) -> Encoded:
     root = encoder.of(values, "", 0)
     text = json.dumps({"schema": SCHEMA, "root": root}, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     if len(text) > MAX_TEXT or nodes_in(text) > MAX_NODES:
-        raise LimitError(
-            f"{path}: its plain values take {len(text)} bytes of text (limit {MAX_TEXT}, {MAX_NODES} values)",
-            hint="--only model takes the weights alone",
-        )
+        raise _too_large(path, f"{len(text)} bytes of text, limit {MAX_TEXT}")
     return Encoded(text, encoder.tensors)
+
+
+def _too_large(path: Path, what: str) -> LimitError:
+    message = f"{path}: its plain values are too many for a header ({what})"
+    return LimitError(message, hint="--only model takes the weights alone")
 
 
 def numbers_dtype(items: list[object] | tuple[object, ...]) -> DType | None:
@@ -87,9 +89,14 @@ class _Encoder:
     def __init__(self, path: Path, taken: frozenset[str]) -> None:
         self.tensors: dict[str, TensorInfo] = {}
         self._path, self._taken = path, taken
+        self._left = MAX_NODES
 
     def of(self, value: object, at: str, depth: int) -> object:
         """Return what stands for a value; `at` is the dotted path that leads to it."""
+        # Counted here and not only at the end: what is shared in memory stands in the text once for each place.
+        self._left -= 1
+        if self._left < 0:
+            raise _too_large(self._path, f"more than {MAX_NODES} values")
         if depth > _MAX_DEPTH:
             what = f"{at[:200]} is nested too deeply to be written as JSON (limit {_MAX_DEPTH})"
             raise LimitError(f"{self._path}: {what}", hint="--only model takes the weights alone")

@@ -39,7 +39,7 @@ from ckptctl.model import DTYPES, Contents, Level
 from ckptctl.storage import MemoryFile
 from ckptctl.storage.copy import Pump
 from ckptctl.values import Described, Elided, Numbers, Span, TensorRef, Token, is_module, nested
-from tests.compare import same
+from tests.compare import load, same
 from tests.samples import CORPUS, HERE, read, values_of
 
 F32 = DTYPES["F32"]
@@ -87,40 +87,6 @@ def saved(value: object, path: Path) -> Contents:
         warnings.simplefilter("ignore")
         torch.save(value, path)
     return read(path)
-
-
-class _Stub:
-    """Stands for a class that is not installed."""
-
-    def __new__(cls, *args, **kwargs):
-        made = super().__new__(cls)
-        made.made_from = args
-        return made
-
-    def __init__(self, *args, **kwargs):
-        pass
-
-
-_STUBS = {}
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module, name):
-        try:
-            return super().find_class(module, name)
-        except (ImportError, AttributeError):
-            return _STUBS.setdefault((module, name), type(name, (_Stub,), {"__module__": module}))
-
-
-def load(path: Path, *, weights_only: bool):
-    module = types.ModuleType("stub_pickle")
-    module.Unpickler, module.load = _Unpickler, pickle.load
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # Only the legacy reader of torch cannot do without the pickle module.
-        return torch.load(
-            path, map_location="cpu", weights_only=weights_only, pickle_module=None if weights_only else module
-        )
 
 
 def loaded_alike(original: Path, made: Path) -> None:

@@ -86,11 +86,9 @@ class CallFrame(Frame):
 
     def __init__(self, call: Call, path: str | None, levels: Levels) -> None:
         args, items, pairs = _filled(call)
-        attributes = list(call.attributes().items())
-        other = [state for state in call.state or () if state is not None and not _is_attributes(state)]
-        self._whole = bool(other) and not attributes
-        if self._whole:
-            attributes = [("state", other[-1])]
+        states = [state for state in call.state or () if state is not None]
+        self._whole = not all(map(_is_attributes, states))
+        attributes = [("state", states[-1])] if self._whole else list(call.attributes().items())
         function = [] if isinstance(call.fn, Global) else [("function", call.fn)]
         self._counts = (len(args), len(items), len(pairs), len(attributes))
         self._name = "a computed function" if function else str(call.fn)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError, UsageError
+from ckptctl.errors import CkptctlError, UsageError, about
 from ckptctl.ops.convert.report import ConvertReport, described
 from ckptctl.ops.convert.sources import find_sources
 from ckptctl.ops.convert.targets import shard_names, target_of
@@ -105,9 +105,10 @@ def plan(
 
 def _planned(source: Source, out: Path | None, options: Options, *, several: bool) -> ConvertPlan:
     target = target_of(source, out, options, several=several)
-    prepared = prepare(source, options, safetensors=target.suffix == SAFETENSORS)
     given = out is not None and target == out
-    outputs = lay_out(prepared, target, options, shards={} if given else shard_names(source))
+    with about(source.path):
+        prepared = prepare(source, options, safetensors=target.suffix == SAFETENSORS)
+        outputs = lay_out(prepared, target, options, shards={} if given else shard_names(source))
     nbytes = check_outputs(outputs, source.files, options)
     return ConvertPlan(prepared=prepared, outputs=outputs, options=options, nbytes=nbytes)
 

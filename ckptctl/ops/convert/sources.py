@@ -12,9 +12,10 @@ from ckptctl.model.ties import recorded_ties
 from ckptctl.rewrite.source import Source
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from ckptctl.model import Checkpoint, Contents
+    from ckptctl.model import Checkpoint, Contents, Part
 
 _SPREAD = {
     "torch-dcp": "a distributed checkpoint of torch",
@@ -86,14 +87,27 @@ def _of_file(checkpoint: Checkpoint, contents: Contents, path: Path) -> Source:
 def _of_shards(checkpoint: Checkpoint, files: tuple[Contents, ...]) -> Source:
     shards = {contents.range.file.path.name: tuple(contents.tensors) for contents in files}
     metadata = {key: text for contents in files for key, text in contents.metadata.items()}
+    tensors = checkpoint.parts[Component.MODEL].tensors if Component.MODEL in checkpoint.parts else {}
+    ties = recorded_ties(metadata, tensors) if checkpoint.values is None else {}
+    parts = checkpoint.parts
+    if ties:
+        again = {name: replace(tensors[kept], name=name) for name, kept in ties.items()}
+        model = replace(parts[Component.MODEL], tensors={**tensors, **again})
+        parts = {**parts, Component.MODEL: model}
+    metadata = {key: text for key, text in metadata.items() if key not in ties}
     return Source(
         path=checkpoint.path,
         files=files,
-        parts={component: replace(part, values={}) for component, part in checkpoint.parts.items() if part.tensors},
+        parts=parts if checkpoint.values is not None else _without_values(parts),
+        values=checkpoint.values,
         metadata=metadata,
         findings=checkpoint.findings,
         shards=shards,
     )
+
+
+def _without_values(parts: Mapping[Component, Part]) -> dict[Component, Part]:
+    return {component: replace(part, values={}) for component, part in parts.items() if part.tensors}
 
 
 def _of_members(checkpoint: Checkpoint, only: Component | None, *, everything: bool) -> list[Source]:

@@ -21,13 +21,15 @@ _MODEL = "pytorch_model"
 def target_of(source: Source, out: Path | None, options: Options, *, several: bool) -> Path:
     """Return the file to write for a source; for shards, the one after which they are named.
 
+    `out` is a directory if it is one, if it has no suffix, or if there are several sources.
+
     Raises
     ------
     UsageError
         The suffix is of no format that is written, or several sources would go into one file, or a safetensors
         file would become one of torch with other tensors without being told so.
     """
-    into = out is not None and (out.is_dir() or several or (bool(source.shards) and not out.suffix))
+    into = out is not None and (out.is_dir() or several or not out.suffix)
     if out is not None and not into:
         if out.suffix not in (SAFETENSORS, *TORCH_SUFFIXES):
             known = " ".join((SAFETENSORS, *TORCH_SUFFIXES))
@@ -64,7 +66,7 @@ def _stem(source: Source) -> str:
 def _shared_stem(source: Source) -> str:
     """The name that shards share: ``model`` of ``model-00001-of-00003``."""
     first = next(iter(source.shards), "") or source.files[0].range.file.path.name
-    return re.sub(r"[-_][0-9]{1,6}(-of-[0-9]{1,6})?$", "", _new_stem(first))
+    return re.sub(r"[-_][0-9]{1,6}(-of-[0-9]{1,6})?(?=$|\.weights$)", "", _new_stem(first))
 
 
 def _new_stem(name: str) -> str:
