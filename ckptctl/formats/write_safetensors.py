@@ -40,8 +40,9 @@ class SafetensorsWriter:
         self.nbytes = len(self._header) + sum(stored.nbytes for stored in tensors.values())
 
     def write(self, pump: Pump, pour: Callable[[str, Pump, Crc | None], None]) -> None:
-        """Write the header, then each tensor, for which `pour` puts its bytes into the pump."""
+        """Write the header, then each tensor, for which `pour` puts its bytes into the pump. Only once."""
         pump.put(self._header)
+        self._header = b""  # it can be as large as all that is known of the tensors
         for name in self.order:
             pour(name, pump, None)
 

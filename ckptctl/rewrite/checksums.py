@@ -10,7 +10,7 @@ from ckptctl.errors import CorruptError
 from ckptctl.formats import checksums_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ckptctl.formats import Checksum
     from ckptctl.model import Contents, TensorInfo
@@ -40,8 +40,10 @@ class Checksums:
         fits = found and (found.range.offset, found.range.length) == (place.offset, place.length)
         return found if found and fits and not self._was_seen(found) else None
 
-    def check_around(self, tensor: TensorInfo, sharing: Mapping[str, TensorInfo]) -> None:
+    def check_around(self, tensor: TensorInfo, sharing: Callable[[], Mapping[str, TensorInfo]]) -> None:
         """Read each record that a tensor's pieces lie in, and compare; each record once.
+
+        `sharing` returns all tensors by name, to say which are damaged.
 
         Raises
         ------
@@ -56,7 +58,7 @@ class Checksums:
                     crc = zlib.crc32(found.range.read(start, min(_CHUNK, found.range.length - start)), crc)
                 self.compare(found, crc, sharing)
 
-    def compare(self, recorded: Checksum, crc: int, sharing: Mapping[str, TensorInfo]) -> None:
+    def compare(self, recorded: Checksum, crc: int, sharing: Callable[[], Mapping[str, TensorInfo]]) -> None:
         """Hold what was read against what is recorded, and name the tensors that lie there."""
         self._seen.add((id(recorded.range.file), recorded.range.offset))
         if crc == recorded.crc:
@@ -65,7 +67,7 @@ class Checksums:
         end = recorded.range.offset + recorded.range.length
         hurt = [
             name
-            for name, tensor in sharing.items()
+            for name, tensor in sharing().items()
             if any(
                 p.range.file is recorded.range.file and recorded.range.offset <= p.range.offset < end
                 for p in (*tensor.pieces, *(piece for part in tensor.parts for piece in part.pieces))

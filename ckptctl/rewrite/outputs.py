@@ -82,10 +82,10 @@ def lay_out(prepared: Prepared, target: Path, options: Options, *, shards: Mappi
             raise UnsupportedError(f"{target}: only safetensors files are written as shards")
         file = OutputFile(path=target, items=prepared.items, ties=prepared.ties, values=prepared.values)
         return Outputs(files=(file,))
-    items, metadata, text = dict(prepared.items), dict(prepared.metadata), ""
+    items, metadata, text = prepared.items, dict(prepared.metadata), ""
     if prepared.values is not None:
         text, extra = _encoded(prepared)
-        items |= extra
+        items = {**items, **extra}
     groups = _groups(items, target, options, shards)
     if len(groups) == 1:
         ((name, names),) = groups.items()
@@ -150,7 +150,7 @@ def _shard_names(target: Path, count: int) -> list[str]:
 def _file(
     path: Path, names: list[str], items: Mapping[str, Item], prepared: Prepared, metadata: Mapping[str, str]
 ) -> OutputFile:
-    here = {name: items[name] for name in names}
+    here = items if len(names) == len(items) else {name: items[name] for name in names}
     ties = {name: kept for name, kept in prepared.ties.items() if kept in here}
     return OutputFile(path=path, items=here, metadata={**metadata, **ties})
 

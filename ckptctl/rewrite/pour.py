@@ -10,6 +10,7 @@ from ckptctl.tensors.gather import blocks, raw_range
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ckptctl.model import TensorInfo
     from ckptctl.rewrite.checksums import Checksums
     from ckptctl.rewrite.prepared import Item
     from ckptctl.storage.copy import Pump
@@ -23,7 +24,6 @@ class Pouring:
 
     def __init__(self, items: Mapping[str, Item], checksums: Checksums | None, overflows: dict[str, int]) -> None:
         self._items, self._checksums, self._overflows = items, checksums, overflows
-        self._sources = {name: item.source for name, item in items.items()}
 
     def pour(self, name: str, pump: Pump, crc: Crc | None) -> None:
         """Put the bytes of one item into the pump."""
@@ -31,20 +31,23 @@ class Pouring:
         place = None if item.cast else raw_range(item.source)
         if place is None:
             if self._checksums:
-                self._checksums.check_around(item.source, self._sources)
+                self._checksums.check_around(item.source, self._sharing)
             self._worked_out(name, item, pump, crc)
             return
         recorded = self._checksums.exactly(place) if self._checksums else None
         if recorded is None:
             if self._checksums:
-                self._checksums.check_around(item.source, self._sources)
+                self._checksums.check_around(item.source, self._sharing)
             pump.copy(place, crc)
             return
         seen = crc or Crc()
         before = seen.value
         pump.copy(place, seen)
         if before == 0 and self._checksums:
-            self._checksums.compare(recorded, pump.settle(seen), self._sources)
+            self._checksums.compare(recorded, pump.settle(seen), self._sharing)
+
+    def _sharing(self) -> Mapping[str, TensorInfo]:
+        return {name: item.source for name, item in self._items.items()}
 
     def _worked_out(self, name: str, item: Item, pump: Pump, crc: Crc | None) -> None:
         for block in values(item):

@@ -91,7 +91,7 @@ def prepare(source: Source, options: Options, *, safetensors: bool) -> Prepared:
     ties = {} if options.untie else _ties(items, names)
     return Prepared(
         source=source,
-        items={name: item for name, item in items.items() if name not in ties},
+        items={name: item for name, item in items.items() if name not in ties} if ties else items,
         ties=ties,
         values=values,
         metadata={**source.metadata, "format": "pt"},

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -9,8 +13,15 @@ from ckptctl.errors import CkptctlError, CorruptError
 from ckptctl.rewrite.outputs import SAFETENSORS, root_of
 from ckptctl.rewrite.trees import references
 
+_MANY = 20_000
+"""So many tensors are listed by a process of its own: the library's list takes as much memory as ours."""
+# Isolated, with exactly the path of this process: nothing that lies about in a directory is imported.
+_LIST = (
+    "import sys; sys.path[:] = sys.argv[2:]; from ckptctl.rewrite.read_back import listed; print(listed(sys.argv[1]))"
+)
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from ckptctl.rewrite.outputs import OutputFile
@@ -24,13 +35,7 @@ def read_back(path: Path, file: OutputFile) -> None:
     CorruptError
         It is not what was to be written: a fault of the disk, or of ckptctl.
     """
-    if file.path.suffix == SAFETENSORS:
-        wanted = {name: (item.stored.dtype.name, item.stored.shape) for name, item in file.items.items()}
-        matches = _safetensors(path) == wanted
-    else:
-        # Its names are the paths in its tree, which need not be those of the items.
-        matches = _torch(path) == Counter(_referred(file))
-    if not matches:
+    if not (_safetensors if file.path.suffix == SAFETENSORS else _torch)(path, file):
         raise CorruptError(f"{file.path}: read back, it does not hold what was written")
 
 
@@ -40,28 +45,53 @@ def _referred(file: OutputFile) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield stored.dtype.name, stored.shape
 
 
-def _safetensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    from safetensors import SafetensorError, safe_open
+def _safetensors(path: Path, file: OutputFile) -> bool:
+    """Compare what the reference library lists with what was to be written."""
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="np") as opened:
-            return {
-                name: (part.get_dtype(), tuple(part.get_shape()))
-                for name in opened.keys()  # noqa: SIM118  # it is no mapping
-                for part in (opened.get_slice(name),)
-            }
+        found = _listed_apart(path) if len(file.items) > _MANY and sys.executable else listed(path)
     except (SafetensorError, OSError) as error:
         raise CorruptError(f"{path}: read back, the new file is refused: {error}") from None
+    entries = sorted(file.items.items())
+    return found == _digest((name, item.stored.dtype.name, item.stored.shape) for name, item in entries)
 
 
-def _torch(path: Path) -> Counter[tuple[str, tuple[int, ...]]]:
+def _listed_apart(path: Path) -> str:
+    command = [sys.executable, "-I", "-c", _LIST, os.fsencode(path), *sys.path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own interpreter
+    if done.returncode:
+        raise CorruptError(f"{path}: read back, the new file is refused: {done.stderr.strip()[-200:]}")
+    return done.stdout.strip()
+
+
+def listed(path: str | os.PathLike[str]) -> str:
+    """Return a digest of the names, dtypes and shapes that the reference library finds in a file."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as opened:
+        parts = ((name, opened.get_slice(name)) for name in sorted(opened.keys()))
+        return _digest((name, part.get_dtype(), tuple(part.get_shape())) for name, part in parts)
+
+
+def _digest(entries: Iterable[tuple[str, str, tuple[int, ...]]]) -> str:
+    digest, count = hashlib.sha256(), 0
+    for entry in entries:
+        digest.update(repr(entry).encode())
+        count += 1
+    return f"{count} {digest.hexdigest()}"
+
+
+def _torch(path: Path, file: OutputFile) -> bool:
+    """Compare what is there in all: its names are the paths in its tree, which need not be those of the items."""
     from ckptctl import formats  # noqa: PLC0415
     from ckptctl.storage import LocalFile  # noqa: PLC0415
 
-    file = LocalFile(path)
+    written = LocalFile(path)
     try:
-        contents = formats.read(file.range())
+        contents = formats.read(written.range())
     except CkptctlError as error:
         raise CorruptError(f"{path}: read back, the new file is refused: {error.message}") from None
-    file.release()
-    return Counter((tensor.dtype.name, tensor.shape) for tensor in contents.tensors.values())
+    written.release()
+    found = Counter((tensor.dtype.name, tensor.shape) for tensor in contents.tensors.values())
+    return found == Counter(_referred(file))
