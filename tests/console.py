@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shlex
+import tempfile
 from pathlib import Path
 from unittest import mock
 
 from ckptctl.cli.app import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
 _BLOCK = re.compile(r"(```console\n)(.*?)(```)", re.DOTALL)
 
 
 def rendered(page: str) -> str:
-    """Return a page with the output of every example as it is now."""
-    return _BLOCK.sub(lambda block: block[1] + _run(block[2]) + block[3], page)
+    """Return a page with the output of every example as it is now. What they write is gone afterwards."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "tests").symlink_to(ROOT / "tests")
+        os.chdir(directory)
+        try:
+            return _BLOCK.sub(lambda block: block[1] + _run(block[2]) + block[3], page)
+        finally:
+            os.chdir(before)
 
 
 def _run(block: str) -> str:
@@ -33,15 +42,13 @@ def output_of(command: str) -> str:
     arguments = shlex.split(command)
     assert arguments[0] == "ckptctl"
     out = io.StringIO()
-    before = os.getcwd()
-    os.chdir(ROOT)
-    try:
-        # How old the files are differs from one checkout to the next.
-        ages = mock.patch("ckptctl.cli._inspect_run.age", return_value="3 min")
-        with ages, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            main(arguments[1:])
-    finally:
-        os.chdir(before)
+    # How old the files are differs from one checkout to the next, how long it takes from one run to the next.
+    ages = mock.patch("ckptctl.cli._inspect_run.age", return_value="3 min")
+    clock = mock.patch(
+        "ckptctl.rewrite.carry_out.time", mock.Mock(monotonic=mock.Mock(side_effect=itertools.count(0, 0.1)))
+    )
+    with ages, clock, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        main(arguments[1:])
     return out.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Faults that people reported, as far as `inspect` answers them."""
+"""Faults that people reported, as far as `inspect` and `convert` answer them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from tests.samples import HERE
+from tests.samples import HERE, read
 
 sys.path.insert(0, str(HERE / "cases"))
 import common
@@ -164,3 +164,122 @@ def test_i09_the_old_format_is_named_and_listed(case, ckptctl):
     assert result.status == 0
     assert "torch legacy" in result.out
     assert "[3, 2]" in result.out
+
+
+def weights(path):
+    from safetensors.numpy import load_file
+
+    return load_file(path)
+
+
+def test_c01_tied_weights_convert_and_both_names_can_be_read(case, ckptctl):
+    directory = case("C01")
+    result = ckptctl("convert", directory / "pytorch_model.bin")
+    assert result.status == 0
+    assert "tied: lm_head.weight → embed.weight" in result.out
+    assert set(weights(directory / "model.safetensors")) == {"embed.weight", "mid.weight"}
+    assert read(directory / "model.safetensors").metadata["lm_head.weight"] == "embed.weight"
+
+
+def test_c04_views_are_packed_row_by_row(case, ckptctl):
+    import torch
+
+    directory = case("C04")
+    assert ckptctl("convert", directory / "m.pt").status == 0
+    original = torch.load(directory / "m.pt")
+    found = weights(directory / "m.safetensors")
+    assert all((found[name] == tensor.numpy()).all() for name, tensor in original.items())
+    assert found["conv"].shape == (2, 3, 2, 2)
+
+
+def test_c05_only_the_weights_and_a_stray_dict_is_reported(case, ckptctl):
+    directory = case("C05")
+    (path,) = directory.iterdir()
+    result = ckptctl("convert", path, "--only", "model")
+    assert result.status == 0
+    found = weights(directory / "epoch=76-step=38576.safetensors")
+    assert set(found) == {"unet.w", "clip.w"}
+    assert "state_dict, a dict among the weights (1 tensor)" in result.out
+    assert "optimizer (1 tensor)" in result.out
+
+
+def test_c07_a_sparse_tensor_is_named_and_nothing_is_left(case, ckptctl):
+    directory = case("C07")
+    result = ckptctl("convert", directory / "m.pt")
+    assert result.status == 2
+    assert "adj: a sparse tensor (sparse_coo)" in result.err
+    assert [path.name for path in directory.iterdir()] == ["m.pt"]
+    assert ckptctl("convert", directory / "m.pt", "--densify").status == 0
+    assert weights(directory / "m.safetensors")["adj"].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
+def test_c08_a_cast_leaves_integers_and_masks_alone(case, ckptctl):
+    directory = case("C08")
+    assert ckptctl("convert", directory / "m.pt", "--dtype", "f16").status == 0
+    found = weights(directory / "m.safetensors")
+    assert [found[name].dtype.name for name in ("w", "ids", "mask")] == ["float16", "int64", "bool"]
+    assert found["ids"].tolist() == [16777217, 3]
+
+
+def test_c10_prefixes_are_stripped_however_nested(case, ckptctl):
+    directory = case("C10")
+    options = ("--strip-prefix", "module.", "--strip-prefix", "_orig_mod.")
+    result = ckptctl("convert", directory / "m.pt", *options)
+    assert set(weights(directory / "m.safetensors")) == {"fc.weight", "fc.bias", "enc.module.w"}
+    assert "renamed: 3 tensors" in result.out
+
+
+def test_c13_metadata_is_carried_over_and_has_a_format(case, ckptctl):
+    directory = case("C13")
+    for name in ("plain", "withmeta"):
+        assert (
+            ckptctl("convert", directory / f"{name}.safetensors", "-o", directory / f"{name}2.safetensors").status == 0
+        )
+    assert read(directory / "plain2.safetensors").metadata == {"format": "pt"}
+    assert read(directory / "withmeta2.safetensors").metadata == {"format": "pt", "author": "someone"}
+
+
+def test_c18_weights_beside_an_unknown_class(case, ckptctl):
+    directory = case("C18")
+    refused = ckptctl("convert", directory / "last.ckpt")
+    assert refused.status == 2
+    assert "acme_cfg.TrainConfig (foreign)" in refused.err
+    assert ckptctl("convert", directory / "last.ckpt", "--only", "model").status == 0
+    assert set(weights(directory / "last.safetensors")) == {"net.w"}
+
+
+def test_c21_the_same_bytes_every_time(case, ckptctl):
+    directory = case("C21")
+    made = set()
+    for number in range(3):
+        ckptctl("convert", directory / "m.pt", "-o", directory / f"{number}.safetensors")
+        made.add((directory / f"{number}.safetensors").read_bytes())
+    assert len(made) == 1
+
+
+def test_i11_a_call_is_not_converted(case, ckptctl, monkeypatch):
+    directory = case("I11")
+    monkeypatch.chdir(directory)
+    assert ckptctl("convert", "model.bin").status == 2
+    assert [path.name for path in directory.iterdir()] == ["model.bin"]
+
+
+def test_v05_shards_that_are_not_all_there_are_not_converted(case, ckptctl, tmp_path):
+    directory = case("V05")
+    result = ckptctl("convert", next(directory.rglob("*.index.json")).parent, "-o", tmp_path / "x.pt")
+    assert result.status == 2
+    assert "is missing" in result.err
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_v13_weights_that_were_never_gathered_are_not_called_good(case, ckptctl, tmp_path):
+    (path,) = [p for p in case("V13").rglob("*") if p.is_file() and p.suffix in (".bin", ".safetensors", ".pt")]
+    result = ckptctl("convert", path, "-o", tmp_path / "out.pt")
+    assert result.status == 2
+    assert "empty placeholders" in result.err
+
+
+def test_i06_only_what_a_view_shows_is_written(case, ckptctl):
+    directory = case("I06")
+    assert ckptctl("convert", directory / "slice.pt").status == 0
+    assert sum(t.nbytes for t in read(directory / "slice.safetensors").tensors.values()) == 320

@@ -9,6 +9,7 @@ import pytest
 from ckptctl.cli.app import COMMANDS
 from ckptctl.formats import FORMATS
 from ckptctl.layouts import LAYOUTS
+from ckptctl.ops.convert.report import ConvertedFile, ConvertedTensor, ConvertReport
 from ckptctl.ops.inspect import InspectReport, TensorRow
 from tests.console import PAGES as EXAMPLES
 from tests.console import ROOT, rendered
@@ -24,6 +25,7 @@ def test_generated_pages_are_up_to_date(name):
 def test_examples_print_what_the_page_shows(page, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert page.read_text() == rendered(page.read_text())
+    assert "internal error" not in page.read_text()
 
 
 def test_every_format_layout_command_and_error_is_in_the_reference():
@@ -37,7 +39,8 @@ def test_every_format_layout_command_and_error_is_in_the_reference():
 
 def test_every_field_of_the_json_is_described():
     text = (DOCS / "reference/json.md").read_text()
-    assert [f.name for kind in (InspectReport, TensorRow) for f in fields(kind) if f"`{f.name}`" not in text] == []
+    kinds = (InspectReport, TensorRow, ConvertReport, ConvertedFile, ConvertedTensor)
+    assert [f.name for kind in kinds for f in fields(kind) if f"`{f.name}`" not in text] == []
 
 
 def test_every_error_class_has_a_test_of_its_own():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +20,7 @@ _LIST = (
 )
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
@@ -58,7 +58,7 @@ def _safetensors(path: Path, file: OutputFile) -> bool:
 
 
 def _listed_apart(path: Path) -> str:
-    command = [sys.executable, "-I", "-c", _LIST, os.fsencode(path), *sys.path]
+    command = [sys.executable, "-I", "-c", _LIST, str(path), *sys.path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own interpreter
     if done.returncode:
         raise CorruptError(f"{path}: read back, the new file is refused: {done.stderr.strip()[-200:]}")

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from ckptctl.storage.byterange import ByteRange
 
-BLOCK = 4 << 20
+BLOCK = 1 << 20
 """Bytes moved at once."""
-_SLOTS = 4
+_SLOTS = 8
 _SMALL = 1 << 16
 """Shorter runs are checked on the spot and copied through the buffer: a thread or a system call costs more."""
 _EARLY = 64 << 20
