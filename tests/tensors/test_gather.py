@@ -63,7 +63,8 @@ def flat(node, path=()):
 @pytest.mark.parametrize("name", ["views", "dtypes", "big_endian", "legacy_views_tied", "numpy_objects", "tied"])
 def test_values_are_those_of_torch(name):
     path = CORPUS / "torch_save" / f"{name}.pt"
-    found = read(path).tensors
+    # The arrays inside a generator are no leaves to whoever has built it.
+    found = {key: info for key, info in read(path).tensors.items() if not key.startswith("generator.")}
     truth = dict(flat(torch.load(path, weights_only=False)))
     assert set(truth) == set(found)
     for key, info in found.items():
