@@ -73,8 +73,7 @@ def errors_page() -> str:
 def commands_page() -> str:
     """The help of every command."""
     lines = ["# Commands", "", _NOTICE]
-    for command in COMMANDS:
-        name = command.__name__.rpartition(".")[2]
+    for name in COMMANDS:
         lines += [f"## ckptctl {name}", "", "```text", _help(name), "```", ""]
     return "\n".join(lines)
 

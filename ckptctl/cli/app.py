@@ -8,26 +8,32 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ckptctl import __version__
-from ckptctl.cli import convert, inspect
 from ckptctl.cli._errors import guarded
 
-COMMANDS = (inspect, convert)
+COMMANDS = ("inspect", "convert")
 
-app = typer.Typer(
-    name="ckptctl",
-    help="Look into, trust, migrate, keep, merge and compare the checkpoints of models. Runs no code from any file.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in COMMANDS:
-    app.command(command.__name__.rpartition(".")[2], help=command.HELP, epilog=command.EPILOG)(command.run)
+
+def program(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """Return the program with some of its commands. A command that is not asked for need not be loaded."""
+    app = typer.Typer(
+        name="ckptctl",
+        help="Look into, trust, migrate, keep, merge and compare checkpoints of models. Runs no code from any file.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name in names:
+        command = import_module(f"ckptctl.cli.{name}")
+        app.command(name, help=command.HELP, epilog=command.EPILOG)(command.run)
+    app.callback()(_root)
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -36,7 +42,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
@@ -67,6 +72,7 @@ def _prepare_streams() -> None:
 
 
 def _run(arguments: list[str]) -> int | None:
-    status: int | None = app(arguments, prog_name="ckptctl", standalone_mode=False)
+    asked = [name for name in COMMANDS if arguments[:1] == [name]]
+    status: int | None = program(asked or COMMANDS)(arguments, prog_name="ckptctl", standalone_mode=False)
     sys.stdout.flush()
     return status
