@@ -38,6 +38,9 @@ _NOT_SEEN = {
     )
 }
 
+EMPTY = "it is empty"
+"""Why a directory without anything in it is not whole."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
@@ -88,7 +91,7 @@ def _judge(path: Path, findings: Iterable[Finding]) -> Completeness:
 def _judge_error(path: Path, error: CkptctlError) -> Completeness:
     message = error.message.removeprefix(f"{path}: ").replace(f"{path}/", "")
     if _is_empty(path):
-        return Completeness(state=State.UNFINISHED, why=("it is empty",))
+        return Completeness(state=State.UNFINISHED, why=(EMPTY,))
     return Completeness(state=State.UNKNOWN if error.slug in _NOT_SEEN else State.DAMAGED, why=(message,))
 
 

@@ -40,6 +40,12 @@ def resume_gaps(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     )
 
 
+def without(what: str) -> str:
+    """Return what happens to a resume that lacks something."""
+    every = dict(_WITHOUT.values())
+    return every.get(what) or _RNG_KINDS[what.removesuffix(" rng")][1]
+
+
 def rng_kinds(part: Part) -> tuple[str, ...]:
     """Return whose random states are there: python, numpy, torch, cuda."""
     keys = [key_text(key).lower() for key, value in _two_levels(part) if value is not None]

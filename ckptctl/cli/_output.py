@@ -14,7 +14,8 @@ from pathlib import Path
 from ckptctl.cli._text import escape
 from ckptctl.values import State, as_json
 
-_ASCII = str.maketrans({"·": "|", "–": "-", "×": "x", "…": "...", "├": "|", "─": "-", "└": "`", "│": "|"})
+_ASCII = str.maketrans({"·": "|", "–": "-", "×": "x", "…": "...", "├": "|", "─": "-", "└": "`", "│": "|",
+                        "✓": "+", "✗": "x", "→": "->"})  # fmt: skip
 _GAP = "   "
 _MIN_NAME, _MIN_LAST = 24, 16
 
@@ -22,10 +23,10 @@ _MIN_NAME, _MIN_LAST = 24, 16
 class Printer:
     """Prints lines as wide as the terminal, or as wide as they are where there is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, error: bool = False) -> None:
         from rich.console import Console
 
-        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=error)
         self.width = max(self._console.width, 60) if self._console.is_terminal else None
         self._ascii = "utf" not in (self._console.encoding or "").lower()
 

@@ -17,7 +17,7 @@ import typer
 from ckptctl import __version__
 from ckptctl.cli._errors import guarded
 
-COMMANDS = ("inspect", "convert")
+COMMANDS = ("inspect", "verify", "convert")
 
 
 def program(names: Sequence[str] = COMMANDS) -> typer.Typer:

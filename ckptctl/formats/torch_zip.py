@@ -28,7 +28,8 @@ def accepts(source: ByteRange) -> bool:
     if _zip.mentions(source, b"/constants.pkl"):
         return False  # a program of TorchScript
     first = _zip.first_name(source)
-    return first.endswith((b"/data.pkl", b"/data/0")) or bool(_zip.mentions(source, b"/data.pkl"))
+    own = (b"/data.pkl", b"/.storage_alignment")  # the second tells a file that has lost its pickle
+    return first.endswith((*own, b"/data/0")) or bool(_zip.mentions(source, *own))
 
 
 def read(source: ByteRange) -> Contents:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnreadableError, UsageError
+from ckptctl.layouts import layout_of
 from ckptctl.model.run import Run
 from ckptctl.runs._directory import look
 from ckptctl.runs._slots import runs_of
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 _FILE_FAMILIES = ("checkpoint", "ckpt", "step", "global_step", "ckpt_step", "checkpoint_step", "lightning")
 
-__all__ = ["checkpoint_names", "find_checkpoints", "find_runs"]
+_ROOTS = ("deepspeed", "rank-files")
+
+__all__ = ["find_checkpoints", "find_runs", "is_run"]
 
 
 def find_checkpoints(root: str | os.PathLike[str], *, pattern: str | None = None) -> tuple[CheckpointInfo, ...]:
@@ -66,6 +69,17 @@ def _below(path: Path, pattern: re.Pattern[str] | None) -> tuple[Run, ...]:
     except UnreadableError as error:
         why = error.message.removeprefix(f"{path}: ")
         return (Run(path=path, family="", title=f"not read: {why}", checkpoints=()),)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is one of checkpoints, rather than one checkpoint that also holds, say, a step of its own."""
+    if not path.is_dir():
+        return False
+    layout = layout_of(path)
+    if layout is None:
+        return True
+    names = checkpoint_names(path, directories=layout.name not in _ROOTS)
+    return bool(names) if layout.name not in _ROOTS else len({(n.family, n.step, n.epoch) for n in names}) > 1
 
 
 def checkpoint_names(path: Path, *, directories: bool) -> tuple[Named, ...]:

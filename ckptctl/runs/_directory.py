@@ -49,7 +49,10 @@ def look(path: Path, pattern: re.Pattern[str] | None) -> Directory:
         elif not entry.name.startswith(".ckptctl-") and not _is_mark(entry.name, every):
             directory = entry.is_dir()
             named = name_of(entry.name, directory=directory, pattern=pattern)
-            if named:
+            link = _link_as_text(path, entry) if named and not directory else None
+            if link:
+                pointers.append(link)
+            elif named:
                 checkpoints.append(named)
             elif directory and not entry.name.startswith("."):
                 directories.append(entry.name)
@@ -78,6 +81,21 @@ def _link(path: Path, name: str) -> Pointer:
     inside = os.path.dirname(target) == os.path.realpath(path)  # noqa: PTH120  # a string that realpath made
     shown = os.path.basename(target) if inside else os.readlink(path / name)  # noqa: PTH115, PTH119
     return Pointer(name=name, target=shown, dangling=not os.path.exists(target))  # noqa: PTH110
+
+
+def _link_as_text(path: Path, entry: os.DirEntry[str]) -> Pointer | None:
+    """A link that was copied to a place without links, as git does: a file that holds the name of a checkpoint."""
+    if entry.stat().st_size > _MAX_TEXT:
+        return None
+    try:
+        file = LocalFile(path / entry.name)
+        text = file.range().read().decode("utf-8", "replace")
+        file.release()
+    except CkptctlError:
+        return None
+    if "/" in text or text == entry.name or not name_of(text, directory=False, pattern=None):
+        return None
+    return Pointer(name=entry.name, target=text, dangling=not os.path.exists(path / text))  # noqa: PTH110
 
 
 def _text(path: Path, name: str) -> list[Pointer]:

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
-from ckptctl.layouts import layout_of
-from ckptctl.runs import checkpoint_names, find_runs
+from ckptctl.runs import find_runs, is_run
 
 if TYPE_CHECKING:
     import os
 
     from ckptctl.model.run import CheckpointInfo, Run
 
-_ROOTS = ("deepspeed", "rank-files")
 _BEST_NAMES = ("eval_loss", "val_loss", "valid_loss", "validation_loss", "test_loss", "loss", "train_loss")
 
 
@@ -42,21 +40,12 @@ def inspect_runs(path: str | os.PathLike[str], *, pattern: str | None = None) ->
         The pattern is no regular expression.
     """
     directory = Path(path)
-    if not directory.is_dir() or (pattern is None and _is_checkpoint(directory)):
+    if not directory.is_dir() or (pattern is None and not is_run(directory)):
         return ()
     runs = tuple(_report(run) for run in find_runs(directory, pattern=pattern))
     if pattern is not None and not runs:
         raise UnknownFormatError(f"{directory}: no checkpoint in it has a name that matches --pattern in full")
     return runs
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """Whether a directory is one checkpoint rather than a run that also holds, say, the final model."""
-    layout = layout_of(path)
-    if layout is None:
-        return False
-    names = checkpoint_names(path, directories=layout.name not in _ROOTS)
-    return not names if layout.name not in _ROOTS else len({(n.family, n.step, n.epoch) for n in names}) < 2
 
 
 def _report(run: Run) -> RunReport:

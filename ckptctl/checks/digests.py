@@ -1,0 +1,104 @@
+"""Digests that are on record beside files: ``.sha256`` sidecars, and ``SHA256SUMS`` of a directory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CkptctlError
+from ckptctl.storage import LocalFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+SUMS = "SHA256SUMS"
+_SUFFIX = ".sha256"
+_MAX_SIDECAR, _MAX_SUMS = 1 << 20, 64 << 20
+_COREUTILS = re.compile(r"(\\?)([0-9a-fA-F]{64})(?:[ \t]+\*?(.+))?")
+_BSD = re.compile(r"SHA256 ?\((.+)\) ?= ?([0-9a-fA-F]{64})")
+_CHECKPOINTS = frozenset({".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".keras", ".tar"})
+_ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A digest on record: SHA-256 in hex, the file that records it, and whose it may be.
+
+    `digest` is empty where that file holds none. If several files share a bare sidecar that names none of them,
+    `shared` are the names of all.
+    """
+
+    digest: str
+    source: Path
+    shared: tuple[str, ...] = ()
+
+
+def recorded_for(path: Path, names: Iterable[str], sums: dict[str, str]) -> tuple[Recorded, ...]:
+    """Return the digests on record for a file; `names` are all in its directory, `sums` what its ``SHA256SUMS`` lists.
+
+    Only the last component of a name that a sidecar states counts: a file that was moved still has its digest.
+    """
+    there = frozenset(names)
+    found: list[Recorded] = []
+    if path.name + _SUFFIX in there:
+        found.append(Recorded(digest=_only(path.with_name(path.name + _SUFFIX), path.name), source=_beside(path)))
+    elif path.suffix and path.stem + _SUFFIX in there:
+        bare = _bare(path, there)
+        found += [bare] if bare else []
+    if path.name in sums:
+        found.append(Recorded(digest=sums[path.name], source=path.with_name(SUMS)))
+    return tuple(found)
+
+
+def sums_of(directory: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return what the ``SHA256SUMS`` of a directory lists, by the names there; empty if there is none."""
+    if SUMS not in names:
+        return {}
+    return {name.removeprefix("./"): digest for digest, name in _lines(directory / SUMS, _MAX_SUMS) if name}
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + _SUFFIX)
+
+
+def _bare(path: Path, there: frozenset[str]) -> Recorded | None:
+    """``model.sha256`` beside ``model.pt``: it is of the file that it names, or of the only one with that stem."""
+    source = path.with_name(path.stem + _SUFFIX)
+    lines = list(_lines(source, _MAX_SIDECAR))
+    by_name = {Path(name).name: digest for digest, name in lines if name}
+    if path.name in by_name:
+        return Recorded(digest=by_name[path.name], source=source)
+    twins = tuple(sorted(n for n in there if Path(n).stem == path.stem and Path(n).suffix in _CHECKPOINTS))
+    if any(twin in by_name for twin in twins):
+        return None  # it is of another one
+    return Recorded(digest=lines[0][0] if lines else "", source=source, shared=twins if len(twins) > 1 else ())
+
+
+def _only(source: Path, name: str) -> str:
+    """Return the digest in a sidecar of one file: of the line that names it, or else of the first."""
+    lines = list(_lines(source, _MAX_SIDECAR))
+    return next((digest for digest, said in lines if Path(said).name == name), lines[0][0] if lines else "")
+
+
+def _lines(source: Path, most: int) -> Iterator[tuple[str, str]]:
+    """Yield digest and name (which may be empty) of each line that has the form of one."""
+    try:
+        file = LocalFile(source)
+        raw = file.range().read() if file.size <= most else b""
+        file.release()
+    except CkptctlError:
+        return  # it cannot be read: then there is no digest on record
+    for line in raw.decode("utf-8", "surrogateescape").splitlines():
+        text = line.strip("\r\n\0 ")
+        found, bsd = _COREUTILS.fullmatch(text), _BSD.fullmatch(text)
+        if found:
+            name = found[3] or ""
+            yield found[2].lower(), _unescaped(name) if found[1] else name
+        elif bsd:
+            yield bsd[2].lower(), bsd[1]
+
+
+def _unescaped(name: str) -> str:
+    return re.sub(r"\\[\\nr]", lambda match: _ESCAPES[match[0]], name)

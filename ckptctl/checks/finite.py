@@ -1,0 +1,60 @@
+"""Are the values those of a model that trains? NaN, infinities, tensors of nothing but zeros or subnormal numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CkptctlError, counted
+from ckptctl.model import Aspect, Checkpoint, Component, Finding, Severity
+from ckptctl.tensors.stats import Stats, has_stats, stats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckptctl.model import TensorInfo
+
+
+def check_values(checkpoint: Checkpoint, progress: Callable[[int], None] = lambda _: None) -> Iterator[Finding]:
+    """Read every floating tensor and yield what is odd about it; tied tensors once."""
+    seen: set[object] = set()
+    for part in checkpoint.parts.values():
+        for tensor in part.tensors.values():
+            if not has_stats(tensor) or tensor.identity in seen:
+                continue
+            seen.add(tensor.identity)
+            try:
+                found = stats(tensor, progress)
+            except CkptctlError as error:
+                yield _finding(tensor, Severity.ERROR, error.slug, error.message)
+                continue
+            yield from _odd(tensor, found, part.component)
+
+
+def _odd(tensor: TensorInfo, found: Stats, component: Component) -> Iterator[Finding]:
+    if found.nan or found.infinite:
+        kinds = [f"{count:,} {kind}" for count, kind in ((found.nan, "NaN"), (found.infinite, "Inf")) if count]
+        where = list(_index(found.first, tensor.shape))
+        what = f"{tensor.name} {_described(tensor)} holds {' and '.join(kinds)}, the first at {where}"
+        yield _finding(tensor, Severity.ERROR, "not-finite", what)
+    elif found.zero and component is Component.MODEL and tensor.numel > 1:
+        yield _finding(tensor, Severity.NOTE, "all-zero", f"{tensor.name} {_described(tensor)} is all zeros")
+    elif found.subnormal and component is Component.MODEL:
+        what = f"{tensor.name} {_described(tensor)} holds nothing but subnormal numbers and zeros"
+        yield _finding(tensor, Severity.WARNING, "subnormal", what)
+
+
+def _described(tensor: TensorInfo) -> str:
+    return f"({tensor.dtype}, {counted(tensor.numel, 'element')})"
+
+
+def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    found: list[int] = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        found.append(at)
+    return tuple(reversed(found))
+
+
+def _finding(tensor: TensorInfo, severity: Severity, slug: str, message: str) -> Finding:
+    where = tensor.pieces[0].range.file.path.name if tensor.pieces else tensor.name
+    return Finding(aspect=Aspect.VALUES, severity=severity, slug=slug, where=where, message=message)

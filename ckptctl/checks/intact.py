@@ -1,0 +1,265 @@
+"""Are the bytes those that were written? Checksums inside files and digests beside them, on all cores."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import os
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptctl.checks.digests import Recorded, recorded_for, sums_of
+from ckptctl.errors import CkptctlError, counted
+from ckptctl.formats import Checksum, checksums_of
+from ckptctl.formats import read as read_contents
+from ckptctl.model import Aspect, Checkpoint, Encoding, Finding, Severity
+from ckptctl.storage import LocalFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from ckptctl.storage import ByteRange
+
+_BLOCK = 1 << 20
+_SHOWN = 3
+Progress = Callable[[int], None]
+Place = tuple[int, int, str]
+
+
+class Outcome(enum.Enum):
+    """What looking at bytes gave; "could not tell" is never "fine"."""
+
+    VERIFIED = "verified"
+    UNVERIFIED = "unverified"
+    """Nothing is on record to compare them with."""
+    FAILED = "failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class FileBytes:
+    """One file of a checkpoint: what is on record of its bytes, and what was found."""
+
+    path: Path
+    nbytes: int
+    recorded: tuple[Recorded, ...] = ()
+    checksums: tuple[Checksum, ...] = ()
+    places: list[Place] = field(default_factory=list)
+    covered: bool = False
+    digest: str = ""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """None for a file that holds no tensors and has nothing on record."""
+        if self.findings:
+            return Outcome.FAILED
+        matched = bool(self.digest) and any(one.digest == self.digest for one in self.recorded)
+        if matched or (self.covered and self.checksums):
+            return Outcome.VERIFIED
+        return Outcome.UNVERIFIED if self.places or self.recorded else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytesReport:
+    """What came of the bytes of a checkpoint.
+
+    `digests` are those of its files; `records` counts checksums that were compared, `nbytes` what was read.
+    """
+
+    outcome: Outcome
+    findings: tuple[Finding, ...]
+    digests: Mapping[Path, str]
+    records: int
+    nbytes: int
+
+
+def check_bytes(
+    checkpoint: Checkpoint, *, digest_all: bool = False, progress: Progress = lambda _: None
+) -> BytesReport:
+    """Compare the bytes of a checkpoint with all that is on record of them; `digest_all` hashes the other files too."""
+    files = list(_files(checkpoint))
+    jobs: list[Callable[[], int]] = []
+    for one in files:
+        if one.recorded or digest_all:
+            jobs.append(lambda one=one: _digest(one, progress))  # type: ignore[misc]
+        if one.checksums:
+            jobs.append(lambda one=one: _crc(one, progress))  # type: ignore[misc]
+    with ThreadPoolExecutor(max(os.cpu_count() or 1, 1)) as pool:
+        read = sum(pool.map(lambda job: job(), jobs))
+    by_name = {one.path.name: one.digest for one in files}
+    for one in files:
+        _compare(one, by_name)
+    outcomes = {one.outcome for one in files} - {None}
+    order = (Outcome.FAILED, Outcome.UNVERIFIED, Outcome.VERIFIED)
+    return BytesReport(
+        outcome=next((outcome for outcome in order if outcome in outcomes), Outcome.UNVERIFIED),
+        findings=tuple(finding for one in files for finding in one.findings),
+        digests={one.path: one.digest for one in files if one.digest},
+        records=sum(len(one.checksums) for one in files),
+        nbytes=read,
+    )
+
+
+def _places(checkpoint: Checkpoint) -> tuple[dict[int, list[Place]], dict[int, dict[int, ByteRange]]]:
+    """Return where tensors lie, by file: start, end, name; and the torch files inside those of a distributed save."""
+    places: dict[int, list[Place]] = {}
+    items: dict[int, dict[int, ByteRange]] = {}
+    for part in checkpoint.parts.values():
+        for name, tensor in part.tensors.items():
+            for piece in (*tensor.pieces, *(piece for inner in tensor.parts for piece in inner.pieces)):
+                at = piece.range
+                if at.length:
+                    places.setdefault(id(at.file), []).append((at.offset, at.offset + at.length, name))
+                if Encoding.ITEM in piece.encoding:
+                    items.setdefault(id(at.file), {})[at.offset] = at
+    return places, items
+
+
+def _files(checkpoint: Checkpoint) -> list[FileBytes]:
+    """Return the files of a checkpoint, each once, and others beside them that a ``SHA256SUMS`` lists."""
+    found: dict[Path, FileBytes] = {}
+    listings: dict[Path, tuple[list[str], dict[str, str]]] = {}
+    places, items = _places(checkpoint)
+    for contents in checkpoint.files:
+        path, number = contents.range.file.path, id(contents.range.file)
+        if path in found or not isinstance(contents.range.file, LocalFile):
+            continue
+        names, sums = listings.setdefault(path.parent, _listing(path.parent))
+        one = found[path] = FileBytes(
+            path=path,
+            nbytes=contents.range.length,
+            recorded=recorded_for(path, names, sums),
+            places=places.get(number, []),
+        )
+        if number in items:
+            one.checksums = _of_items(one, items[number].values())
+            one.covered = bool(one.checksums)
+        else:
+            one.checksums = checksums_of(contents)
+            one.covered = _covered(one)
+    for directory, (names, sums) in listings.items():
+        for name in sorted(sums.keys() & set(names)):
+            path = directory / name
+            if path not in found and path.is_file():
+                found[path] = FileBytes(path=path, nbytes=path.stat().st_size, recorded=recorded_for(path, names, sums))
+    return list(found.values())
+
+
+def _listing(directory: Path) -> tuple[list[str], dict[str, str]]:
+    try:
+        names = [entry.name for entry in directory.iterdir()]
+    except OSError:
+        names = []
+    return names, sums_of(directory, names)
+
+
+def _of_items(one: FileBytes, items: Iterable[ByteRange]) -> tuple[Checksum, ...]:
+    """Return the checksums of the torch files that lie, one behind another, in a data file of a distributed save."""
+    found: list[Checksum] = []
+    for place in items:
+        try:
+            found += checksums_of(read_contents(place))
+        except CkptctlError as error:  # noqa: PERF203  # a damaged item does not hide the rest
+            one.findings.append(_finding(one, error.slug, f"at byte {place.offset}: {error.message}"))
+    return tuple(found)
+
+
+def _covered(one: FileBytes) -> bool:
+    """Whether a checksum is on record for all bytes of tensors in a file."""
+    spans = sorted((found.range.offset, found.range.offset + found.range.length) for found in one.checksums)
+    starts = [start for start, _ in spans]
+    for start, end, _ in one.places:
+        at = bisect_right(starts, start) - 1
+        if at < 0 or end > spans[at][1]:
+            return False
+    return bool(spans)
+
+
+def _digest(one: FileBytes, progress: Progress) -> int:
+    """Compute the SHA-256 of a file."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_BLOCK))
+    try:
+        file = LocalFile(one.path)
+        at = 0
+        while count := file.pread_into(buffer, at):
+            digest.update(buffer[:count])
+            progress(count)
+            at += count
+        file.release()
+    except CkptctlError as error:
+        one.findings.append(_finding(one, error.slug, error.message))
+        return 0
+    one.digest = digest.hexdigest()
+    return at
+
+
+def _crc(one: FileBytes, progress: Progress) -> int:
+    """Compare the CRC-32 of every record."""
+    buffer, total = memoryview(bytearray(_BLOCK)), 0
+    try:
+        file = LocalFile(one.path)
+        for recorded in one.checksums:
+            crc, at, end = 0, recorded.range.offset, recorded.range.offset + recorded.range.length
+            while at < end:
+                count = file.pread_into(buffer[: min(_BLOCK, end - at)], at)
+                if not count:
+                    break
+                crc = zlib.crc32(buffer[:count], crc)
+                progress(count)
+                at += count
+            total += recorded.range.length
+            if crc != recorded.crc:
+                what = f"record {recorded.what} reads CRC {crc:08x}, recorded {recorded.crc:08x}"
+                one.findings.append(_finding(one, "bad-crc", f"{what}{_damaged(recorded, one)}"))
+        file.release()
+    except CkptctlError as error:
+        one.findings.append(_finding(one, error.slug, error.message))
+    return total
+
+
+def _damaged(recorded: Checksum, one: FileBytes) -> str:
+    """Name the tensors that lie in a damaged record."""
+    first, last = recorded.range.offset, recorded.range.offset + recorded.range.length
+    hurt = list(dict.fromkeys(name for start, end, name in one.places if start < last and end > first))
+    if not hurt:
+        return ""
+    more = f" and {len(hurt) - _SHOWN} more" if len(hurt) > _SHOWN else ""
+    count = len({name for _, _, name in one.places})
+    return f": damaged: {', '.join(hurt[:_SHOWN])}{more} ({len(hurt)} of {counted(count, 'tensor')})"
+
+
+def _compare(one: FileBytes, digests: Mapping[str, str]) -> None:
+    """Hold the digest of a file against those on record."""
+    for recorded in one.recorded:
+        if not one.digest or not recorded.digest or recorded.digest == one.digest:
+            continue
+        others = [name for name in recorded.shared if name != one.path.name]
+        if others and any(_digest_of(one.path.with_name(name), digests) == recorded.digest for name in others):
+            continue  # the sidecar is of a file that has the same stem
+        what = f"sha256 is {_short(one.digest)}, {recorded.source.name} says {_short(recorded.digest)}"
+        why = "the file was changed after its digest was made, or it is damaged"
+        one.findings.append(_finding(one, "digest-mismatch", f"{what}: {why}"))
+
+
+def _digest_of(path: Path, digests: Mapping[str, str]) -> str:
+    if digests.get(path.name):
+        return digests[path.name]
+    other = FileBytes(path=path, nbytes=0)
+    _digest(other, lambda _: None)
+    return other.digest
+
+
+def _short(digest: str) -> str:
+    return f"{digest[:8]}…{digest[-8:]}"
+
+
+def _finding(one: FileBytes, slug: str, message: str) -> Finding:
+    return Finding(
+        aspect=Aspect.BYTES, severity=Severity.ERROR, slug=slug, where=one.path.name,
+        message=message.removeprefix(f"{one.path}: "),
+    )  # fmt: skip

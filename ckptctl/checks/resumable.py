@@ -1,0 +1,190 @@
+"""Whether training can really go on from a checkpoint, and whether it would be the same training."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptctl.checks.optimizer import optimizer_kind
+from ckptctl.checks.resume import rng_kinds, without
+from ckptctl.checks.scheduler import scheduler_summary
+from ckptctl.model import Component
+from ckptctl.tensors import scalar
+from ckptctl.values import Numbers, as_mapping, attributes, nested
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckptctl.model import Checkpoint, Part
+
+_SLOTS = "exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|sum|exp_inf|ax|acc_delta"
+_STATE = re.compile(rf"(?:.*\.)?state\.(.+)\.({_SLOTS})")
+_STEP = re.compile(r"(?:.*\.)?state\.(.+)\.step")
+_BUFFER = re.compile(r"(.*\.)?(running_(mean|var)|num_batches_tracked|position_ids|inv_freq|attn\.(masked_)?bias)")
+_SCALER = re.compile(r"(.*[._])?(grad_?|loss_?|amp_)?scaler(_state)?(_dict)?|scaler|native_amp.*|.*MixedPrecision.*")
+_FLAT = frozenset({"deepspeed"})
+_MOST_STEPS = 64
+
+
+class Verdict(enum.Enum):
+    """How training would go on, best first."""
+
+    EXACT = "exact"
+    """Everything is there for the same numbers as without a stop."""
+    CONTINUES = "continues"
+    """It trains on, and not identically."""
+    WEIGHTS_ONLY = "weights-only"
+    """The weights can be loaded; optimizer and schedules start afresh."""
+    NOT_RESUMABLE = "not-resumable"
+    """It cannot be loaded, or holds no model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeItem:
+    """One thing that a resume needs. `there` is None if whether it is needed cannot be told."""
+
+    name: str
+    there: bool | None
+    about: str = ""
+    without: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeReport:
+    """The verdict, and everything it rests on; `why` is what keeps it from a better one."""
+
+    verdict: Verdict
+    items: tuple[ResumeItem, ...]
+    why: tuple[str, ...]
+
+
+def resume_report(checkpoint: Checkpoint, *, whole: bool) -> ResumeReport:
+    """Say what a resume would find; `whole` tells whether everything that was saved is still there."""
+    items = tuple(_items(checkpoint))
+    there = {item.name: item.there for item in items}
+    usable = [item for item in items if item.name == "optimizer" and item.there]
+    problems = [text for part in _parts(checkpoint, Component.OPTIMIZER) for text in _mismatches(checkpoint, part)]
+    missing = tuple(item.name for item in items if item.there is False)
+    if not whole or not there["model"]:
+        return ResumeReport(
+            verdict=Verdict.NOT_RESUMABLE, items=items, why=("model",) if whole else ("it is not whole",)
+        )
+    if not usable or problems:
+        return ResumeReport(verdict=Verdict.WEIGHTS_ONLY, items=items, why=(*problems, *missing))
+    if missing:
+        return ResumeReport(verdict=Verdict.CONTINUES, items=items, why=missing)
+    return ResumeReport(verdict=Verdict.EXACT, items=items, why=())
+
+
+def _parts(checkpoint: Checkpoint, component: Component) -> Iterator[Part]:
+    part = checkpoint.parts.get(component)
+    if part:
+        yield part
+
+
+def _items(checkpoint: Checkpoint) -> Iterator[ResumeItem]:
+    parts = checkpoint.parts
+    model, optimizer = parts.get(Component.MODEL), parts.get(Component.OPTIMIZER)
+    yield _item("model", bool(model and model.tensors), f"{len(model.tensors):,} tensors" if model else "")
+    stated = bool(optimizer and optimizer.tensors)
+    yield _item("optimizer", stated, _optimizer(optimizer) if optimizer else "")
+    scheduler = parts.get(Component.SCHEDULER)
+    used = scheduler is not None or _was_scheduled(optimizer)
+    yield ResumeItem(
+        name="scheduler",
+        there=True if scheduler else (False if used else None),
+        about=scheduler_summary(scheduler) if scheduler else ("" if used else "none seems to have been used"),
+        without=without("scheduler"),
+    )
+    yield _item("step", bool(checkpoint.step or checkpoint.epoch), _counters(checkpoint), "counters start at zero")
+    yield from _random(parts.get(Component.RNG))
+    data = parts.get(Component.DATA)
+    yield _item("data position", data is not None, ", ".join(list(data.values)[:4]) if data else "")
+    yield _optional("grad scaler", _has_scaler(checkpoint), "needed for float16 only")
+    best = next((found for found in checkpoint.metrics if found.name.startswith("best")), None)
+    yield _optional("best metric", best is not None, "the best so far could be replaced by a worse one")
+
+
+def _item(name: str, there: bool, about: str = "", consequence: str = "") -> ResumeItem:  # noqa: FBT001
+    return ResumeItem(name=name, there=there, about=about, without=consequence or without(name))
+
+
+def _optional(name: str, there: bool, consequence: str) -> ResumeItem:  # noqa: FBT001
+    return ResumeItem(name=name, there=True if there else None, without=consequence)
+
+
+def _random(part: Part | None) -> Iterator[ResumeItem]:
+    kinds = rng_kinds(part) if part else ()
+    for kind in ("python", "numpy", "torch"):
+        yield _item(f"{kind} rng", kind in kinds)
+    yield _optional("cuda rng", "cuda" in kinds, "needed on a GPU: dropout would differ")
+
+
+def _optimizer(part: Part) -> str:
+    states = {found[1] for name in part.tensors if (found := _STATE.fullmatch(name))}
+    wanted = sum(_length(group.get("params")) for group in _groups(part))
+    covered = f"state for {len(states)} of {wanted} parameters" if wanted and states else ""
+    return ": ".join(text for text in (optimizer_kind(part), covered) if text)
+
+
+def _mismatches(checkpoint: Checkpoint, part: Part) -> Iterator[str]:
+    """Yield why the state of an optimizer cannot be that of the model beside it."""
+    if checkpoint.layout in _FLAT:
+        return  # flat partitions have other shapes
+    wanted = sum(_length(group.get("params")) for group in _groups(part))
+    states = {found[1]: name for name in part.tensors if (found := _STATE.fullmatch(name))}
+    if states and wanted and len(states) < wanted:
+        yield f"the optimizer has a state for {len(states)} of {wanted} parameters"
+    model = checkpoint.parts.get(Component.MODEL)
+    if not model or not states:
+        return
+    shapes = Counter(tensor.shape for name, tensor in model.tensors.items() if not _BUFFER.fullmatch(name))
+    mine = Counter(part.tensors[name].shape for name in states.values())
+    strange = mine - shapes
+    if strange:
+        shape, count = next(iter(strange.items()))
+        yield f"the optimizer's state is of another model: {count} of shape {list(shape)} too many"
+
+
+def _groups(part: Part) -> Iterator[Mapping[object, object]]:
+    for value in nested(dict(part.values), skip="state"):
+        items = attributes(value)
+        groups = items.get("param_groups") if items else None
+        if isinstance(groups, (list, tuple)):
+            yield from (found for group in groups if (found := as_mapping(group)))
+
+
+def _length(params: object) -> int:
+    if isinstance(params, Numbers):
+        return params.range.length * 8 // params.dtype.bits
+    return len(params) if isinstance(params, (list, tuple)) else 0
+
+
+def _was_scheduled(optimizer: Part | None) -> bool:
+    """A schedule leaves the rate that it began with in the groups of its optimizer."""
+    return bool(optimizer) and any("initial_lr" in group for group in _groups(optimizer))  # type: ignore[arg-type]
+
+
+def _counters(checkpoint: Checkpoint) -> str:
+    found = [f"{one.name} {one.value:,}" for one in (checkpoint.step, checkpoint.epoch) if one]
+    optimizer = checkpoint.parts.get(Component.OPTIMIZER)
+    taken = {int(value) for value in _steps_taken(optimizer)} if optimizer else set()
+    if checkpoint.step and taken and int(checkpoint.step.value) not in taken:
+        found.append(f"the optimizer has taken {max(taken):,}")
+    return ", ".join(found)
+
+
+def _steps_taken(part: Part) -> Iterator[float]:
+    """Yield the steps that an optimizer counted, of some of its parameters."""
+    counted = [tensor for name, tensor in part.tensors.items() if _STEP.fullmatch(name)]
+    for tensor in counted[:_MOST_STEPS]:
+        value = scalar(tensor)
+        if value is not None:
+            yield value
+
+
+def _has_scaler(checkpoint: Checkpoint) -> bool:
+    return any(_SCALER.fullmatch(str(key)) for part in checkpoint.parts.values() for key in part.values)

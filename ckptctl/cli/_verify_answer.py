@@ -1,0 +1,112 @@
+"""What `verify` prints: a verdict for each checkpoint, or one document; or only the path of the newest good one."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptctl.cli._errors import NO, OK, TROUBLE, guarded_each
+from ckptctl.cli._output import Printer, joined, print_json, to_json
+from ckptctl.cli._progress import Bar
+from ckptctl.cli._text import escape, size
+from ckptctl.cli._verify_text import show
+from ckptctl.errors import UsageError
+from ckptctl.ops.verify import Judgement, Level, Outcome, VerifyReport
+from ckptctl.ops.verify.run import latest_good, verify_path
+
+if TYPE_CHECKING:
+    from ckptctl.ops.verify.run import Skipped
+
+_STATUS = {Judgement.GOOD: OK, Judgement.WRONG: NO, Judgement.UNSEEN: TROUBLE}
+
+
+class Answer:
+    """Reports shown one by one, or gathered for one document."""
+
+    def __init__(self, level: Level, *, json: bool, quiet: bool, brief: bool) -> None:
+        self.level, self.json, self.quiet, self.brief = level, json and not quiet, quiet, brief
+        self.printer = None if json or quiet else Printer()
+        self.documents: list[object] = []
+        self.counts: Counter[str] = Counter()
+        self.read = 0
+        self.start = time.monotonic()
+
+    def of(self, paths: Iterable[Path]) -> int:
+        """Verify all paths and return the exit status."""
+        with Bar(_bytes_of(paths), shown=not (self.quiet or self.level.quick)) as bar:
+            calls: list[Callable[[], int | None]] = [partial(self._path, path, bar) for path in paths]
+            return guarded_each([*calls, self._finish], as_json=self.json)
+
+    def _path(self, path: Path, bar: Bar) -> int:
+        worst = OK
+        for call in verify_path(path, self.level, bar.advance):
+            worst = max(worst, self._add(call()))
+        return worst
+
+    def _add(self, report: VerifyReport) -> int:
+        self.counts[_kind(report)] += 1
+        self.read += report.read
+        if self.json:
+            self.documents.append(to_json(report))
+        if self.printer:
+            show(self.printer, report, brief=self.brief)
+        elif self.quiet and not report.good:
+            show(Printer(error=True), report, brief=False)
+        return _STATUS[report.judgement]
+
+    def _finish(self) -> None:
+        if self.json:
+            print_json({"schema": "ckptctl.verify/1", "checkpoints": self.documents})
+        if self.printer and sum(self.counts.values()) > 1:
+            self.printer.line()
+            seconds = time.monotonic() - self.start
+            read = f"{size(self.read)} read in {seconds:.1f} s" if self.read else ""
+            found = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.counts.items()))
+            self.printer.line(joined([found, read]))
+
+
+def newest(paths: list[Path], level: Level, *, as_json: bool) -> int:
+    """Print the path of the newest good checkpoint, and why newer ones were passed over."""
+
+    def one() -> int:
+        if len(paths) != 1:
+            raise UsageError("--latest-good takes one run")
+        found, skipped = latest_good(paths[0], level)
+        if as_json:
+            print_json({"schema": "ckptctl.verify/1", "latest_good": to_json(found), "skipped": to_json(skipped)})
+            return OK if found else NO
+        for passed in skipped:
+            print(f"ckptctl: skipped {_said(passed)}", file=sys.stderr)
+        if found is None:
+            print(f"ckptctl: {escape(str(paths[0]))}: no good checkpoint", file=sys.stderr)
+            return NO
+        print(found)
+        return OK
+
+    return guarded_each([one], as_json=as_json)
+
+
+def _said(passed: Skipped) -> str:
+    return f"{escape(str(passed.path))}: {escape(passed.why, limit=300)}"
+
+
+def _kind(report: VerifyReport) -> str:
+    if report.judgement is not Judgement.GOOD:
+        return "not looked at" if report.judgement is Judgement.UNSEEN else "with findings"
+    return "whole" if report.bytes is None else report.bytes.value if report.bytes is not Outcome.FAILED else ""
+
+
+def _bytes_of(paths: Iterable[Path]) -> int:
+    """Return how much there is to read at most, for the bar."""
+    total = 0
+    with contextlib.suppress(OSError):  # it is a guess: what cannot be read is said elsewhere
+        for path in paths:
+            files = [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]
+            total += sum(found.stat().st_size for found in files)
+    return total

@@ -1,0 +1,96 @@
+"""Whether a checkpoint is whole, its bytes are right, and training can go on from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptctl.checks.intact import Outcome, check_bytes
+from ckptctl.checks.resumable import Verdict, resume_report
+from ckptctl.checks.safety import safety
+from ckptctl.checks.structure import look
+from ckptctl.model import Aspect, Finding, Severity
+from ckptctl.ops.verify.report import Judgement, Level, VerifyReport, judged
+from ckptctl.ops.verify.write import write_digests
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from ckptctl.checks.resumable import ResumeReport
+    from ckptctl.checks.structure import Looked
+    from ckptctl.model import Checkpoint
+
+__all__ = ["Judgement", "Level", "Outcome", "Verdict", "VerifyReport", "verify"]
+
+_ORDER = tuple(Verdict)
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    level: Level | None = None,
+    names: tuple[str, ...] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> VerifyReport:
+    """Look at the checkpoint at `path` as far as `level` says. Whatever is wrong with it is a finding, never an error.
+
+    `names`, where given, are the only ones in the directory that count: the files of all ranks. `progress` is told
+    of every number of bytes read.
+    """
+    where, asked = Path(path), level or Level()
+    looked = look(where, names=names)
+    shown = where / names[0] if names else where
+    if looked.checkpoint is None:
+        return VerifyReport(path=shown, judgement=judged(looked.findings, seen=looked.seen), findings=looked.findings)
+    report = _described(shown, looked)
+    findings = list(looked.findings)
+    if not asked.quick:
+        found = check_bytes(looked.checkpoint, digest_all=asked.write, progress=progress)
+        findings += [*found.findings, *safety(looked.checkpoint, allowed=asked.allowed)]
+        report = replace(
+            report, bytes=found.outcome, records=found.records, digests=dict(found.digests), read=found.nbytes
+        )
+        if asked.strict and found.outcome is Outcome.UNVERIFIED:
+            findings.append(_unverified(shown))
+    if asked.values:
+        from ckptctl.checks.finite import check_values  # noqa: PLC0415  # NumPy, only for those who ask
+
+        findings += check_values(looked.checkpoint, progress)
+    if asked.resume or asked.require:
+        resume = resume_report(looked.checkpoint, whole=looked.whole)
+        findings += _required(shown, resume, asked.require)
+        report = replace(report, resume=resume)
+    report = replace(report, findings=tuple(findings), judgement=judged(tuple(findings), seen=True))
+    return write_digests(report, looked.checkpoint) if asked.write and report.good else report
+
+
+def _described(path: Path, looked: Looked) -> VerifyReport:
+    checkpoint: Checkpoint | None = looked.checkpoint
+    if checkpoint is None:
+        raise ValueError("nothing was opened")
+    return VerifyReport(
+        path=path,
+        judgement=Judgement.GOOD,
+        title=checkpoint.title,
+        layout=checkpoint.layout,
+        step=checkpoint.step,
+        tensors=sum(len(part.tensors) for part in checkpoint.parts.values()),
+        nbytes=sum(contents.range.length for contents in checkpoint.files),
+    )
+
+
+def _unverified(path: Path) -> Finding:
+    message = "nothing is on record to compare its bytes with (--write makes a digest)"
+    return Finding(
+        aspect=Aspect.BYTES, severity=Severity.ERROR, slug="unverified", where=path.name, message=message
+    )  # fmt: skip
+
+
+def _required(path: Path, resume: ResumeReport, wanted: Verdict | None) -> list[Finding]:
+    """Say that a resume would be less than what is required."""
+    if wanted is None or _ORDER.index(resume.verdict) <= _ORDER.index(wanted):
+        return []
+    message = f"a resume is {resume.verdict.value}, {wanted.value} is required: without {', '.join(resume.why)}"
+    return [Finding(aspect=Aspect.RESUME, severity=Severity.ERROR, slug="resume", where=path.name, message=message)]

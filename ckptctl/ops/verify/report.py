@@ -1,0 +1,90 @@
+"""What `verify` is asked, and what it answers."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptctl.checks.intact import Outcome
+from ckptctl.checks.structure import is_wrong
+from ckptctl.model import Severity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckptctl.checks.resumable import ResumeReport, Verdict
+    from ckptctl.model import Finding, Found
+
+
+class Judgement(enum.Enum):
+    """Whether a checkpoint can be trusted."""
+
+    GOOD = "good"
+    WRONG = "wrong"
+    UNSEEN = "unseen"
+    """It could not be looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """How far to look. Structure always; bytes and safety unless `quick`; values and resume if asked for.
+
+    `strict` fails what is unverified, `allowed` are globals of a team's own (``module.Name``), `require` the verdict
+    that a resume must reach, `write` whether to write digests where none are on record.
+    """
+
+    quick: bool = False
+    values: bool = False
+    resume: bool = False
+    strict: bool = False
+    allowed: frozenset[str] = frozenset()
+    require: Verdict | None = None
+    write: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What was found about one checkpoint.
+
+    `bytes` is None where they were not looked at; `records` counts the checksums inside files that were compared,
+    `digests` the SHA-256 of files, by path; `read` is how many bytes were read; `wrote` are digests that were written.
+    """
+
+    path: Path
+    judgement: Judgement
+    title: str = ""
+    layout: str = ""
+    step: Found | None = None
+    tensors: int = 0
+    nbytes: int = 0
+    bytes: Outcome | None = None
+    findings: tuple[Finding, ...] = ()
+    resume: ResumeReport | None = None
+    records: int = 0
+    digests: dict[Path, str] = field(default_factory=dict)
+    read: int = 0
+    wrote: tuple[Path, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.judgement is Judgement.GOOD
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is there: structure only."""
+        return self.judgement is not Judgement.UNSEEN and not any(map(is_wrong, self.findings))
+
+    @property
+    def intact(self) -> bool:
+        """Whether it is complete and no digest or checksum failed."""
+        return self.complete and self.bytes is not Outcome.FAILED
+
+
+def judged(findings: tuple[Finding, ...], *, seen: bool) -> Judgement:
+    """Sum up findings."""
+    if not seen:
+        return Judgement.UNSEEN
+    wrong = any(finding.severity is Severity.ERROR for finding in findings)
+    return Judgement.WRONG if wrong else Judgement.GOOD

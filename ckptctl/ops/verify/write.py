@@ -1,0 +1,74 @@
+"""Write digests of what is good and has none: a sidecar for a file, ``SHA256SUMS`` for a directory."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckptctl.checks.digests import SUMS, recorded_for, sums_of
+from ckptctl.model import Aspect, Finding, Severity
+from ckptctl.ops.verify.report import Judgement
+from ckptctl.storage import LocalFile
+from ckptctl.storage.atomic import flush_directory, write_small
+from ckptctl.storage.digest import sidecar_line, sidecar_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ckptctl.model import Checkpoint
+    from ckptctl.ops.verify.report import VerifyReport
+
+_BLOCK = 1 << 20
+
+
+def write_digests(report: VerifyReport, checkpoint: Checkpoint) -> VerifyReport:
+    """Write what is missing, never over a digest that disagrees; return the report with what was written."""
+    if checkpoint.path.is_dir() and checkpoint.layout != "rank-files":
+        return _sums(report, checkpoint.path)
+    wrote = []
+    for path, digest in report.digests.items():
+        names = [entry.name for entry in path.parent.iterdir()]
+        if not recorded_for(path, names, sums_of(path.parent, names)):
+            write_small(sidecar_of(path), sidecar_line(digest, path.name))
+            flush_directory(path.parent)
+            wrote.append(sidecar_of(path))
+    return replace(report, wrote=tuple(wrote))
+
+
+def _sums(report: VerifyReport, directory: Path) -> VerifyReport:
+    known = sums_of(directory, [entry.name for entry in directory.iterdir()])
+    found = {path.relative_to(directory).as_posix(): path for path in _files(directory)}
+    digests = {name: report.digests.get(path) or _digest(path) for name, path in found.items()}
+    wrong = [name for name, digest in digests.items() if known.get(name, digest) != digest]
+    if wrong:
+        finding = Finding(
+            aspect=Aspect.BYTES, severity=Severity.ERROR, slug="digest-mismatch", where=wrong[0],
+            message=f"{SUMS} says another digest of {wrong[0]}; nothing was written",
+        )  # fmt: skip
+        return replace(report, findings=(*report.findings, finding), judgement=Judgement.WRONG)
+    if digests.keys() <= known.keys():
+        return report
+    lines = b"".join(sidecar_line(digest, name) for name, digest in sorted({**known, **digests}.items()))
+    write_small(directory / SUMS, lines)
+    flush_directory(directory)
+    return replace(report, wrote=(directory / SUMS,))
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """Yield the files of a checkpoint that a list of digests is about: no digests, nothing hidden but metadata."""
+    for path in sorted(directory.rglob("*")):
+        hidden = path.name.startswith(".") and path.name != ".metadata"
+        if path.is_file() and not hidden and path.name != SUMS and path.suffix != ".sha256":
+            yield path
+
+
+def _digest(path: Path) -> str:
+    digest, buffer, at = hashlib.sha256(), memoryview(bytearray(_BLOCK)), 0
+    file = LocalFile(path)
+    while count := file.pread_into(buffer, at):
+        digest.update(buffer[:count])
+        at += count
+    file.release()
+    return digest.hexdigest()
