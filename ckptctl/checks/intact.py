@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.digests import Recorded, recorded_for, sums_of
+from ckptctl.checks.digests import SUMS, Recorded, recorded_for, sums_of
 from ckptctl.errors import CkptctlError, counted
 from ckptctl.formats import Checksum, checksums_of
 from ckptctl.formats import read as read_contents
@@ -79,10 +79,13 @@ class BytesReport:
 
 
 def check_bytes(
-    checkpoint: Checkpoint, *, digest_all: bool = False, progress: Progress = lambda _: None
+    checkpoint: Checkpoint, *, root: Path | None = None, digest_all: bool = False, progress: Progress = lambda _: None
 ) -> BytesReport:
-    """Compare the bytes of a checkpoint with all that is on record of them; `digest_all` hashes the other files too."""
-    files = list(_files(checkpoint))
+    """Compare the bytes of a checkpoint with all that is on record of them; `digest_all` hashes the other files too.
+
+    `root` is the directory of the whole, whose ``SHA256SUMS`` may list what lies in directories below.
+    """
+    files = _files(checkpoint, root)
     jobs: list[Callable[[], int]] = []
     for one in files:
         if one.recorded or digest_all:
@@ -120,20 +123,19 @@ def _places(checkpoint: Checkpoint) -> tuple[dict[int, list[Place]], dict[int, d
     return places, items
 
 
-def _files(checkpoint: Checkpoint) -> list[FileBytes]:
+def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
     """Return the files of a checkpoint, each once, and others beside them that a ``SHA256SUMS`` lists."""
     found: dict[Path, FileBytes] = {}
-    listings: dict[Path, tuple[list[str], dict[str, str]]] = {}
+    records = _Records(root)
     places, items = _places(checkpoint)
     for contents in checkpoint.files:
         path, number = contents.range.file.path, id(contents.range.file)
         if path in found or not isinstance(contents.range.file, LocalFile):
             continue
-        names, sums = listings.setdefault(path.parent, _listing(path.parent))
         one = found[path] = FileBytes(
             path=path,
             nbytes=contents.range.length,
-            recorded=recorded_for(path, names, sums),
+            recorded=records.of(path),
             places=places.get(number, []),
         )
         if number in items:
@@ -142,20 +144,42 @@ def _files(checkpoint: Checkpoint) -> list[FileBytes]:
         else:
             one.checksums = checksums_of(contents)
             one.covered = _covered(one)
-    for directory, (names, sums) in listings.items():
-        for name in sorted(sums.keys() & set(names)):
-            path = directory / name
-            if path not in found and path.is_file():
-                found[path] = FileBytes(path=path, nbytes=path.stat().st_size, recorded=recorded_for(path, names, sums))
+    for path in records.listed():
+        if path not in found and path.is_file():
+            found[path] = FileBytes(path=path, nbytes=path.stat().st_size, recorded=records.of(path))
     return list(found.values())
 
 
-def _listing(directory: Path) -> tuple[list[str], dict[str, str]]:
-    try:
-        names = [entry.name for entry in directory.iterdir()]
-    except OSError:
-        names = []
-    return names, sums_of(directory, names)
+class _Records:
+    """The digests on record in the directories of a checkpoint, and in the one of the whole."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._listings: dict[Path, tuple[list[str], dict[str, str]]] = {}
+        self._root = root if root and root.is_dir() else None
+        if self._root:
+            self._listing(self._root)
+
+    def of(self, path: Path) -> tuple[Recorded, ...]:
+        """Return what is on record of a file."""
+        found = recorded_for(path, *self._listing(path.parent))
+        root = self._root
+        if root and path.parent != root and path.is_relative_to(root):
+            digest = self._listing(root)[1].get(path.relative_to(root).as_posix())
+            found += (Recorded(digest=digest, source=root / SUMS),) if digest else ()
+        return found
+
+    def listed(self) -> list[Path]:
+        """Return the files that the lists name."""
+        return [directory / name for directory, (_, sums) in self._listings.items() for name in sorted(sums)]
+
+    def _listing(self, directory: Path) -> tuple[list[str], dict[str, str]]:
+        if directory not in self._listings:
+            try:
+                names = [entry.name for entry in directory.iterdir()]
+            except OSError:
+                names = []
+            self._listings[directory] = names, sums_of(directory, names)
+        return self._listings[directory]
 
 
 def _of_items(one: FileBytes, items: Iterable[ByteRange]) -> tuple[Checksum, ...]:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ckptctl.model import Checkpoint, Part
 
 _SLOTS = "exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|sum|exp_inf|ax|acc_delta"
-_STATE = re.compile(rf"(?:.*\.)?state\.(.+)\.({_SLOTS})")
+_STATE = re.compile(rf"((?:.*?\.)?)state\.(.+)\.({_SLOTS})")
 _STEP = re.compile(r"(?:.*\.)?state\.(.+)\.step")
-_BUFFER = re.compile(r"(.*\.)?(running_(mean|var)|num_batches_tracked|position_ids|inv_freq|attn\.(masked_)?bias)")
 _SCALER = re.compile(r"(.*[._])?(grad_?|loss_?|amp_)?scaler(_state)?(_dict)?|scaler|native_amp.*|.*MixedPrecision.*")
+_RANK = re.compile(r"(?:rng_state|random_states|rank)_?([0-9]+)$")
 _FLAT = frozenset({"deepspeed"})
 _MOST_STEPS = 64
 
@@ -118,35 +118,52 @@ def _optional(name: str, there: bool, consequence: str) -> ResumeItem:  # noqa: 
 
 def _random(part: Part | None) -> Iterator[ResumeItem]:
     kinds = rng_kinds(part) if part else ()
+    ranks = len({found[0] for key in part.values if (found := _RANK.search(key))}) if part else 0
+    about = f"{ranks} ranks" if ranks > 1 else ""
     for kind in ("python", "numpy", "torch"):
-        yield _item(f"{kind} rng", kind in kinds)
-    yield _optional("cuda rng", "cuda" in kinds, "needed on a GPU: dropout would differ")
+        yield _item(f"{kind} rng", kind in kinds, about)
+    devices = sum("cuda" in name for name in part.tensors) if part else 0
+    yield ResumeItem(
+        name="cuda rng",
+        there=True if "cuda" in kinds else None,
+        about=f"{devices} devices" if devices else "",
+        without="needed on a GPU: dropout would differ",
+    )
 
 
 def _optimizer(part: Part) -> str:
-    states = {found[1] for name in part.tensors if (found := _STATE.fullmatch(name))}
+    stated = sum(map(len, _states(part).values()))
     wanted = sum(_length(group.get("params")) for group in _groups(part))
-    covered = f"state for {len(states)} of {wanted} parameters" if wanted and states else ""
+    covered = f"state for {stated} of {wanted} parameters" if wanted and stated else ""
     return ": ".join(text for text in (optimizer_kind(part), covered) if text)
+
+
+def _states(part: Part) -> dict[str, dict[str, str]]:
+    """Return a tensor of the state of each parameter, by the path to the optimizer and the parameter's key."""
+    found: dict[str, dict[str, str]] = {}
+    for name in part.tensors:
+        state = _STATE.fullmatch(name)
+        if state:
+            found.setdefault(state[1], {})[state[2]] = name
+    return found
 
 
 def _mismatches(checkpoint: Checkpoint, part: Part) -> Iterator[str]:
     """Yield why the state of an optimizer cannot be that of the model beside it."""
     if checkpoint.layout in _FLAT:
         return  # flat partitions have other shapes
+    states = _states(part)
+    stated = sum(map(len, states.values()))
     wanted = sum(_length(group.get("params")) for group in _groups(part))
-    states = {found[1]: name for name in part.tensors if (found := _STATE.fullmatch(name))}
-    if states and wanted and len(states) < wanted:
-        yield f"the optimizer has a state for {len(states)} of {wanted} parameters"
+    if stated and stated < wanted:
+        yield f"the optimizer has a state for {stated} of {wanted} parameters"
     model = checkpoint.parts.get(Component.MODEL)
-    if not model or not states:
-        return
-    shapes = Counter(tensor.shape for name, tensor in model.tensors.items() if not _BUFFER.fullmatch(name))
-    mine = Counter(part.tensors[name].shape for name in states.values())
-    strange = mine - shapes
-    if strange:
-        shape, count = next(iter(strange.items()))
-        yield f"the optimizer's state is of another model: {count} of shape {list(shape)} too many"
+    shapes = Counter(tensor.shape for name, tensor in (model.tensors if model else {}).items())
+    for of_one in states.values():
+        strange = Counter(part.tensors[name].shape for name in of_one.values()) - shapes
+        if strange and model:
+            shape, count = next(iter(strange.items()))
+            yield f"the optimizer's state is of another model: {count} of shape {list(shape)} too many"
 
 
 def _groups(part: Part) -> Iterator[Mapping[object, object]]:

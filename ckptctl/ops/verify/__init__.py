@@ -47,7 +47,7 @@ def verify(
     report = _described(shown, looked)
     findings = list(looked.findings)
     if not asked.quick:
-        found = check_bytes(looked.checkpoint, digest_all=asked.write, progress=progress)
+        found = check_bytes(looked.checkpoint, root=where, digest_all=asked.write, progress=progress)
         findings += [*found.findings, *safety(looked.checkpoint, allowed=asked.allowed)]
         report = replace(
             report, bytes=found.outcome, records=found.records, digests=dict(found.digests), read=found.nbytes
@@ -63,7 +63,7 @@ def verify(
         findings += _required(shown, resume, asked.require)
         report = replace(report, resume=resume)
     report = replace(report, findings=tuple(findings), judgement=judged(tuple(findings), seen=True))
-    return write_digests(report, looked.checkpoint) if asked.write and report.good else report
+    return write_digests(report, whole=names is None) if asked.write and report.good else report
 
 
 def _described(path: Path, looked: Looked) -> VerifyReport:

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ckptctl.model import Checkpoint
     from ckptctl.ops.verify.report import VerifyReport
 
 _BLOCK = 1 << 20
 
 
-def write_digests(report: VerifyReport, checkpoint: Checkpoint) -> VerifyReport:
-    """Write what is missing, never over a digest that disagrees; return the report with what was written."""
-    if checkpoint.path.is_dir() and checkpoint.layout != "rank-files":
-        return _sums(report, checkpoint.path)
+def write_digests(report: VerifyReport, *, whole: bool) -> VerifyReport:
+    """Write what is missing, never over a digest that disagrees; return the report with what was written.
+
+    `whole` says that a directory is one checkpoint, not one that holds the files of ranks among others.
+    """
+    if report.path.is_dir() and whole:
+        return _sums(report, report.path)
     wrote = []
     for path, digest in report.digests.items():
         names = [entry.name for entry in path.parent.iterdir()]
