@@ -18,10 +18,12 @@ _PUBLIC = {
     "InspectReport": "ckptctl.ops.inspect",
     "Selection": "ckptctl.ops.inspect",
     "TensorInfo": "ckptctl.model",
+    "VerifyReport": "ckptctl.ops.verify",
     "convert": "ckptctl.ops.convert",
     "find_checkpoints": "ckptctl.runs",
     "inspect": "ckptctl.ops.inspect",
     "open_checkpoint": "ckptctl.layouts",
+    "verify": "ckptctl.ops.verify",
 }
 __all__ = [*sorted(_PUBLIC), "__version__"]
 

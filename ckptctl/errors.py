@@ -19,14 +19,17 @@ class CkptctlError(Exception):
         ``path: what is wrong (seen, expected)``.
     hint
         The next thing to do, if there is one.
+    kind
+        A finer word than the slug of the class for what is wrong, such as ``truncated``: findings are called by it.
     """
 
     slug = "error"
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, kind: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.kind = kind
 
 
 class UsageError(CkptctlError):
@@ -115,7 +118,7 @@ def about(path: Path) -> Iterator[None]:
     except CkptctlError as error:
         if str(path) in error.message:
             raise
-        raise type(error)(f"{path}: {error.message}", hint=error.hint) from None
+        raise type(error)(f"{path}: {error.message}", hint=error.hint, kind=error.kind) from None
 
 
 def counted(amount: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from ckptctl.cli.app import COMMANDS
 from ckptctl.formats import FORMATS
 from ckptctl.formats._foreign import _NAMED, _PACKED, _ZIPPED
 from ckptctl.layouts import LAYOUTS
+from tests.matrix import table
 
 DOCS = Path(__file__).parent.parent / "docs"
 _NOTICE = "<!-- Written by `nox -s docs` from the code; change it there. -->\n"
@@ -78,6 +79,12 @@ def commands_page() -> str:
     return "\n".join(lines)
 
 
+def verify_page() -> str:
+    """What `verify` looks at, and which damage each level finds."""
+    text = (DOCS / "reference" / "verify.in.md").read_text()
+    return text.replace("<!-- matrix -->", "\n".join(table()))
+
+
 def _help(command: str) -> str:
     env = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100", "TERM": "dumb", "NO_COLOR": "1"}
     done = subprocess.run(
@@ -95,6 +102,7 @@ PAGES = {
     "reference/formats.md": formats_page,
     "reference/errors.md": errors_page,
     "reference/commands.md": commands_page,
+    "reference/verify.md": verify_page,
 }
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ from dataclasses import fields
 
 import pytest
 
+from ckptctl.checks.resumable import ResumeItem, ResumeReport
 from ckptctl.cli.app import COMMANDS
 from ckptctl.formats import FORMATS
 from ckptctl.layouts import LAYOUTS
 from ckptctl.ops.convert.report import ConvertedFile, ConvertedTensor, ConvertReport
 from ckptctl.ops.inspect import InspectReport, TensorRow
+from ckptctl.ops.verify import VerifyReport
 from tests.console import PAGES as EXAMPLES
 from tests.console import ROOT, rendered
 from tests.docs_pages import DOCS, PAGES, error_classes
@@ -39,7 +41,16 @@ def test_every_format_layout_command_and_error_is_in_the_reference():
 
 def test_every_field_of_the_json_is_described():
     text = (DOCS / "reference/json.md").read_text()
-    kinds = (InspectReport, TensorRow, ConvertReport, ConvertedFile, ConvertedTensor)
+    kinds = (
+        InspectReport,
+        TensorRow,
+        ConvertReport,
+        ConvertedFile,
+        ConvertedTensor,
+        VerifyReport,
+        ResumeReport,
+        ResumeItem,
+    )
     assert [f.name for kind in kinds for f in fields(kind) if f"`{f.name}`" not in text] == []
 
 

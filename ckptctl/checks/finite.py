@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, counted
@@ -14,10 +15,18 @@ if TYPE_CHECKING:
     from ckptctl.model import TensorInfo
 
 
+_PADDED = re.compile(r"fp32_flat_groups|single_partition_of_fp32_groups")
+"""Flat groups of DeepSpeed end in padding that nobody writes."""
+_TRAINED = frozenset({Component.MODEL, Component.OPTIMIZER, Component.OTHER})
+
+
 def check_values(checkpoint: Checkpoint, progress: Callable[[int], None] = lambda _: None) -> Iterator[Finding]:
-    """Read every floating tensor and yield what is odd about it; tied tensors once."""
+    """Read every floating tensor of model and optimizer and yield what is odd about it; tied tensors once.
+
+    A score that the trainer wrote down may well be infinite.
+    """
     seen: set[object] = set()
-    for part in checkpoint.parts.values():
+    for part in (part for part in checkpoint.parts.values() if part.component in _TRAINED):
         for tensor in part.tensors.values():
             if not has_stats(tensor) or tensor.identity in seen:
                 continue
@@ -35,7 +44,10 @@ def _odd(tensor: TensorInfo, found: Stats, component: Component) -> Iterator[Fin
         kinds = [f"{count:,} {kind}" for count, kind in ((found.nan, "NaN"), (found.infinite, "Inf")) if count]
         where = list(_index(found.first, tensor.shape))
         what = f"{tensor.name} {_described(tensor)} holds {' and '.join(kinds)}, the first at {where}"
-        yield _finding(tensor, Severity.ERROR, "not-finite", what)
+        if _PADDED.search(tensor.name):
+            yield _finding(tensor, Severity.WARNING, "not-finite", f"{what}; it may be padding, which is never used")
+        else:
+            yield _finding(tensor, Severity.ERROR, "not-finite", what)
     elif found.zero and component is Component.MODEL and tensor.numel > 1:
         yield _finding(tensor, Severity.NOTE, "all-zero", f"{tensor.name} {_described(tensor)} is all zeros")
     elif found.subnormal and component is Component.MODEL:

@@ -169,7 +169,9 @@ class _Records:
         return found
 
     def listed(self) -> list[Path]:
-        """Return the files that the lists name."""
+        """Return the files that the lists in a directory name, where it is one checkpoint."""
+        if not self._root:
+            return []
         return [directory / name for directory, (_, sums) in self._listings.items() for name in sorted(sums)]
 
     def _listing(self, directory: Path) -> tuple[list[str], dict[str, str]]:
@@ -206,14 +208,18 @@ def _covered(one: FileBytes) -> bool:
 
 def _digest(one: FileBytes, progress: Progress) -> int:
     """Compute the SHA-256 of a file."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(_BLOCK))
+    digest, at = hashlib.sha256(), 0
+    buffers = [memoryview(bytearray(_BLOCK)) for _ in range(2)]
     try:
         file = LocalFile(one.path)
-        at = 0
-        while count := file.pread_into(buffer, at):
-            digest.update(buffer[:count])
-            progress(count)
-            at += count
+        with ThreadPoolExecutor(1) as reader:  # one block is read while the one before is hashed
+            coming = reader.submit(file.pread_into, buffers[0], 0)
+            while count := coming.result():
+                buffer, buffers = buffers[0], buffers[::-1]
+                coming = reader.submit(file.pread_into, buffers[0], at + count)
+                digest.update(buffer[:count])
+                progress(count)
+                at += count
         file.release()
     except CkptctlError as error:
         one.findings.append(_finding(one, error.slug, error.message))

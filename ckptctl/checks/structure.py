@@ -73,7 +73,7 @@ def _judged(finding: Finding) -> Finding:
 def _of_error(path: Path, error: CkptctlError) -> Finding:
     hint = f" ({error.hint})" if error.hint else ""
     message = error.message.removeprefix(f"{path}: ").replace(f"{path}/", "")
-    return _finding(error.slug, path.name, f"{message}{hint}")
+    return _finding(error.kind or error.slug, path.name, f"{message}{hint}")
 
 
 def _placeholders(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -105,9 +105,11 @@ def _extra_shards(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _steps(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """The step in the name of a Trainer's or Lightning's checkpoint against the one inside."""
-    step = checkpoint.step
-    found = re.search(r"(?:^checkpoint-|(?:^|[^a-z])step=)([0-9]{1,18})(?![0-9])", checkpoint.path.name)
+    """The step in a name against the one inside. The number in the name of an accelerate state counts saves."""
+    step = None if checkpoint.layout == "accelerate" else checkpoint.step
+    found = re.search(
+        r"(?:^checkpoint-|(?:^|[^a-z])(?:global_)?step[-_=]?)([0-9]{1,18})(?![0-9])", checkpoint.path.name
+    )
     inside = step is not None and step.where != "in the name"
     if step and found and inside and int(found[1]) != step.value:
         what = f"its name says step {int(found[1]):,}, inside it is {step.value:,} ({step.where})"

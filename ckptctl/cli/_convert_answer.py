@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MOST = 4
 _LARGE = 50_000_000
 """Fewer bytes are written too soon for a rate to say anything."""
-_NOTHING = "nothing was written (--dry-run)"
+_NOTHING = "nothing was written, and no tensor was read (--dry-run)"
 
 
 class Answer:
@@ -37,6 +37,8 @@ class Answer:
         if self.printer and not self.brief:
             for file in report.files:
                 self.printer.line()
+                if len(report.files) > 1:
+                    self.printer.line(escape(file.path.name))
                 self.printer.columns(list(_tensors(file, report)), "<<<><")
             self.printer.line()
 

@@ -118,6 +118,10 @@ def changed(  # noqa: PLR0917  # as many as there are options
     from ckptctl.model import DTYPES
     from ckptctl.rewrite.names import parse_rename
 
+    if (cast_all or allow_overflow) and not dtype:
+        raise UsageError("--cast-all and --allow-overflow say how to cast: they need --dtype")
+    if "" in (strip_prefix or ()):
+        raise UsageError("--strip-prefix: there is no prefix to strip")
     return {
         "strip_prefix": tuple(strip_prefix or ()),
         "rename": tuple(map(parse_rename, rename or ())),

@@ -53,10 +53,7 @@ def _bytes(report: VerifyReport) -> str:
     if report.bytes is None:
         return ""
     if report.bytes is Outcome.UNVERIFIED:
-        wrote = bool(report.wrote)
-        return (
-            "unverified until now" if wrote else "unverified: nothing on record of its bytes (--write makes a digest)"
-        )
+        return "unverified until now" if report.wrote else "unverified: no digest on record (--write makes one)"
     checked = [plural(report.records, "CRC") if report.records else "", "digest" if report.digests else ""]
     return f"{' and '.join(part for part in checked if part)} verified"
 

@@ -44,16 +44,18 @@ def explain(source: ByteRange) -> None:
     path, head = source.file.path, source.head(_HEAD)
     error: CkptctlError | None = None
     if not head:
-        error = CorruptError(f"{path}: empty file (0 bytes)", hint="the writer was stopped before it wrote anything")
+        stopped = "the writer was stopped before it wrote anything"
+        error = CorruptError(f"{path}: empty file (0 bytes)", hint=stopped, kind="empty")
     elif head.startswith(b"version https://git-lfs"):
         error = _lfs_pointer(source, head)
     elif not head.strip(b"\0") and _all_zero(source):
         error = CorruptError(
             f"{path}: all {source.length} bytes are zero: the file was given its size and never written",
             hint="copy it again from where it was written",
+            kind="zeros",
         )
     elif head.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html", b"<?xml")):
-        error = UnknownFormatError(f"{path}: a web page, not a checkpoint{_title(head)}", hint=_AGAIN)
+        error = UnknownFormatError(f"{path}: a web page, not a checkpoint{_title(head)}", hint=_AGAIN, kind="web-page")
     elif head.lstrip().startswith(b"{"):
         error = _json_text(source)
     else:
@@ -71,6 +73,7 @@ def _lfs_pointer(source: ByteRange, head: bytes) -> UnknownFormatError:
     return UnknownFormatError(
         f"{path}: a Git LFS pointer, not the file ({source.length} bytes{points})",
         hint=f"git lfs pull --include {path.name}",
+        kind="git-lfs-pointer",
     )
 
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ckptctl.model import GlobalUse
     from ckptctl.storage import ByteRange
 
-MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+_MAGIC = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+_FRAME = 9
+"""Bytes that a frame adds in pickles of protocol 4 and 5."""
 _PROTOCOL = 1001
 _COUNT = 8
 _MAX_NUMEL = 1 << 48
@@ -93,6 +95,12 @@ class _Storages:
         return CorruptError(f"{self.source.file.path}: damaged torch file: {what}")
 
 
+def is_stacked(source: ByteRange) -> bool:
+    """Whether some bytes begin with the pickled magic number, whatever the protocol."""
+    head = source.head(2 + _FRAME + len(_MAGIC))
+    return head[:1] == b"\x80" and (head[2:].startswith(_MAGIC) or head[2 + _FRAME :].startswith(_MAGIC))
+
+
 def read_stacked(source: ByteRange) -> tuple[Unpickled, list[Storage]]:
     """Describe stacked pickles and the storages behind them, to the end of `source`."""
     pickles, storages = _opened(source)
@@ -147,4 +155,4 @@ def _cut(source: ByteRange, storages: _Storages, end: int) -> CorruptError:
     """Say what is lost: the storages whose bytes are not all there."""
     lost = sum(storage.numel > 0 and not storage.range.length for storage in storages.found.values())
     what = f"cut at {source.length} of {end} bytes: {lost} of {counted(len(storages.found), 'storage')} lost"
-    return CorruptError(f"{source.file.path}: {what}", hint=_HINT)
+    return CorruptError(f"{source.file.path}: {what}", hint=_HINT, kind="truncated")

@@ -86,7 +86,7 @@ def explain_cut(source: ByteRange, error: CkptctlError) -> CkptctlError:
         return unsafe
     except CkptctlError:
         what = f"cut at {source.length} bytes, inside data.pkl: which tensors it held cannot be told"
-        return CorruptError(f"{source.file.path}: {what}", hint=_HINT)
+        return CorruptError(f"{source.file.path}: {what}", hint=_HINT, kind="truncated")
     return _explained(source, found, expected, first[1])
 
 
@@ -110,7 +110,7 @@ def _explained(source: ByteRange, found: Unpickled, expected: _Expected, data: i
         what += f"{len(lost)} of {counted(len(found.tensors), 'tensor')} lost (the first is {lost[0].name})"
     else:
         what += f"{counted(len(found.tensors), 'tensor')} all there, but not the directory at its end"
-    return CorruptError(f"{source.file.path}: {what}", hint=_HINT)
+    return CorruptError(f"{source.file.path}: {what}", hint=_HINT, kind="truncated")
 
 
 def _keys(tensor: TensorInfo) -> set[str]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CorruptError, counted
 from ckptctl.formats._format import Format
 from ckptctl.formats._pickle import Rebuild, Storage, unpickle
+from ckptctl.formats._pickle.interpret import value_of
 from ckptctl.formats._pieces import account_for_pieces
-from ckptctl.formats._stacked import MAGIC, read_storage
+from ckptctl.formats._stacked import is_stacked, read_storage
 from ckptctl.formats._torch_findings import notes_on_tensors
 from ckptctl.model import Contents, Region
 from ckptctl.storage import MemoryFile
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
 
 _PROTOCOLS = range(2, 6)
+_MAX_LATIN1 = 64 << 20
+"""Storages that pickles of protocol 2 hold as text are decoded in memory."""
 
 
 class _Nested:
@@ -38,7 +41,9 @@ class _Nested:
 
     def load(self, context: Context, args: tuple[object, ...], call: Call) -> Storage:  # noqa: ARG002  # an entry of the table
         """``torch.storage._load_from_bytes``, called with the bytes of a legacy file."""
-        data = args[0] if len(args) == 1 else None
+        data = value_of(args[0]) if len(args) == 1 else None
+        if isinstance(data, Span) and data.latin1 and data.range.length <= _MAX_LATIN1:
+            data = data.range.read().decode().encode("latin1")
         if isinstance(data, bytes):
             inner = MemoryFile(data, path=self.path).range()
         elif isinstance(data, Span) and not data.text and not data.latin1:
@@ -53,8 +58,8 @@ class _Nested:
 
 def accepts(source: ByteRange) -> bool:
     """Whether it begins as a pickle of protocol 2 to 5 and is not one of torch's stacked ones."""
-    head = source.head(len(MAGIC))
-    return len(head) > 1 and head[0] == 0x80 and head[1] in _PROTOCOLS and head != MAGIC
+    head = source.head(2)
+    return len(head) > 1 and head[0] == 0x80 and head[1] in _PROTOCOLS and not is_stacked(source)
 
 
 def read(source: ByteRange) -> Contents:

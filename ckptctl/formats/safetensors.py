@@ -118,6 +118,7 @@ def _header(source: ByteRange) -> bytes:
             f"{source.file.path}: cut at {source.length} bytes, inside the header of {length} bytes: "
             "which tensors it held cannot be told",
             hint=_HINT,
+            kind="truncated",
         )
     return source.read(_LENGTH, length)
 
@@ -150,7 +151,8 @@ def _tensors(source: ByteRange, start: int, entries: dict[str, Entry]) -> Iterat
         if begin != reached:
             what = "overlaps" if begin < reached else f"leaves {begin - reached} bytes unused after"
             place = before or "the header"
-            raise CorruptError(f"{path}: tensor {name} at byte {begin} of the data {what} {place}")
+            kind = "overlap" if begin < reached else "hole"
+            raise CorruptError(f"{path}: tensor {name} at byte {begin} of the data {what} {place}", kind=kind)
         reached, before = end, name
     _check_end(source, start, reached, [(s.end, name) for name, s in spans.items()])
     zeros: dict[int, tuple[int, ...]] = {}
@@ -166,7 +168,8 @@ def _check_end(source: ByteRange, start: int, end: int, ends: list[tuple[int, st
     if extra > 0:
         raise CorruptError(
             f"{source.file.path}: {counted(extra, 'byte')} after the last tensor belong to none "
-            f"({source.length} bytes, the header accounts for {start + end})"
+            f"({source.length} bytes, the header accounts for {start + end})",
+            kind="trailing-bytes",
         )
     if extra < 0:
         lost = sorted(pair for pair in ends if pair[0] > source.length - start)
@@ -174,6 +177,7 @@ def _check_end(source: ByteRange, start: int, end: int, ends: list[tuple[int, st
             f"{source.file.path}: cut at {source.length} of {start + end} bytes: {len(lost)} of "
             f"{counted(len(ends), 'tensor')} lost (the first is {lost[0][1]})",
             hint=_HINT,
+            kind="truncated",
         )
 
 

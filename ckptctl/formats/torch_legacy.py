@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.formats._format import Format
 from ckptctl.formats._pieces import account_for_pieces
-from ckptctl.formats._stacked import MAGIC, read_stacked
+from ckptctl.formats._stacked import is_stacked, read_stacked
 from ckptctl.formats._torch_findings import notes_on_tensors
 from ckptctl.model import Contents, Region
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def accepts(source: ByteRange) -> bool:
     """Whether it begins with the pickled magic number."""
-    return source.head(len(MAGIC)) == MAGIC
+    return is_stacked(source)
 
 
 def read(source: ByteRange) -> Contents:

@@ -118,7 +118,13 @@ class _Data:
             self._note("truncated", f"{item.path} is cut at {file.length} bytes; a block of {name} ends at {end}")
             return None
         whole = file.sub(item.offset, item.length)
-        return Piece(range=whole, offsets=chunk.offsets, shape=chunk.sizes, encoding=Encoding.ITEM)
+        return Piece(
+            range=whole,
+            offsets=chunk.offsets,
+            shape=chunk.sizes,
+            encoding=Encoding.ITEM,
+            inner=lambda: _inside(name, whole, chunk),
+        )
 
     def _by_name(self, path: str, file: ByteRange) -> Mapping[str, TensorInfo] | None:
         """Return the tensors of a data file that is one safetensors file; the metadata's offsets are of no use then."""
@@ -173,6 +179,20 @@ class _Data:
                     message=message,
                 )
             )
+
+
+def _inside(name: str, item: ByteRange, chunk: formats.Chunk) -> Piece:
+    """Return the block that a file of ``torch.save`` inside a data file holds.
+
+    Raises
+    ------
+    CorruptError
+        It holds something else.
+    """
+    tensors = list(formats.read(item).tensors.values())
+    if len(tensors) != 1 or tensors[0].shape != chunk.sizes or len(tensors[0].pieces) != 1:
+        raise CorruptError(f"{item.file.path}: the item at byte {item.offset} is not the block of {name} it should be")
+    return replace(tensors[0].pieces[0], offsets=chunk.offsets)
 
 
 def _read(seen: Scan, name: str) -> tuple[ByteRange, formats.DcpMetadata]:

@@ -89,7 +89,9 @@ def _read(seen: Scan, component: Component, name: str, into: _Gathered, *, value
 def finding_of(error: CkptctlError, name: str) -> Finding:
     """Return an error met in one file of a checkpoint as a finding about it."""
     message = error.message if name in error.message else f"{name}: {error.message}"
-    return Finding(aspect=Aspect.STRUCTURE, severity=Severity.ERROR, slug=error.slug, where=name, message=message)
+    return Finding(
+        aspect=Aspect.STRUCTURE, severity=Severity.ERROR, slug=error.kind or error.slug, where=name, message=message
+    )
 
 
 def read_json(seen: Scan, name: str) -> Mapping[str, object]:

@@ -38,7 +38,8 @@ class Piece:
 
     `offsets` and `shape` are in elements, one for each dimension of the tensor. `strides` are in
     elements of the byte range, or None if the block lies there row by row without gaps. Where the bytes
-    are packed, `unpack` returns those of the block, row by row.
+    are packed, `unpack` returns those of the block, row by row; where they are a whole file that holds the block,
+    `inner` returns the piece in it.
     """
 
     range: ByteRange
@@ -47,6 +48,7 @@ class Piece:
     strides: tuple[int, ...] | None = None
     encoding: Encoding = Encoding.RAW
     unpack: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
+    inner: Callable[[], Piece] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CorruptError, ExistsError, OverflowRefusedError
+from ckptctl.errors import CorruptError, ExistsError, NoSpaceError, OverflowRefusedError
 from ckptctl.rewrite.checksums import Checksums
 from ckptctl.rewrite.pour import Pouring
 from ckptctl.rewrite.read_back import read_back
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from ckptctl.model import Contents
     from ckptctl.rewrite.options import Options
     from ckptctl.rewrite.outputs import OutputFile, Outputs
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +137,11 @@ def _write(place: Staged, file: OutputFile, work: _Work) -> Written:
     try:
         file.writer.write(pump, Pouring(file.items, work.checksums, work.overflows).pour)
         digest = pump.finish()
+    except OSError as error:
+        if error.errno in _FULL:
+            raise NoSpaceError(f"{file.path}: the disk became full; nothing was written") from None
+        error.filename = error.filename or str(file.path)
+        raise
     finally:
         pump.close()
     written = os.fstat(place.fd).st_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ckptctl.model import dtype_of_torch
 from ckptctl.rewrite.trees import mapped
 from ckptctl.values import Described, TensorRef
 
@@ -38,7 +39,7 @@ def _tensor(ref: TensorRef) -> TensorRef:
 
 def _object(value: Described) -> object:  # one return for each kind
     kind, args = value.type, value.args
-    if kind in _KEPT or (kind == "type" and args and str(args[0]).startswith("torch.")):
+    if kind in _KEPT or (kind == "type" and args and dtype_of_torch(str(args[0]).removeprefix("torch."))):
         return value
     if kind == "type":
         return str(args[0]) if args else None

@@ -11,11 +11,13 @@ from ckptctl.model import Component
 from ckptctl.model.ties import kept_name, tied_groups
 from ckptctl.rewrite import trees
 from ckptctl.rewrite.names import new_names, without_match
+from ckptctl.rewrite.plain import plain
+from ckptctl.rewrite.renaming import renamed
 from ckptctl.rewrite.source import Chosen, Source, check_source, choose
+from ckptctl.values import VALUES_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from ckptctl.model import DType, TensorInfo
     from ckptctl.rewrite.options import Options
@@ -24,6 +26,8 @@ _FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3
 _CAST = frozenset({Component.MODEL, Component.OTHER})
 _NEVER_CAST = frozenset({Component.RNG})
 _SHOWN = 5
+RESERVED = frozenset({"format", "__metadata__", VALUES_KEY})
+"""Keys of the metadata of safetensors files that have a meaning of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,35 @@ def prepare(source: Source, options: Options, *, safetensors: bool) -> Prepared:
     """
     check_source(source)
     chosen = choose(source, options.only)
+    tree, tensors, unkept = _kept(source, chosen, options, safetensors=safetensors)
+    names = new_names(source.path, tensors, options, prefix=chosen.prefix)
+    flat = safetensors and _says_all(tree.values, tensors)
+    values = None if flat else _values(tree.values, names, options, chosen)
+    if not tensors and not trees.count_values(values if values is not None else []):
+        raise UnsupportedError(f"{source.path}: there is nothing to write: neither tensors nor plain values are left")
+    components = {name: part.component for part in source.parts.values() for name in part.tensors}
+    items = {names[name]: _item(tensor, components[name], options) for name, tensor in tensors.items()}
+    ties = {} if options.untie else _ties(items, names, frozenset(source.metadata) | RESERVED)
+    about = _about_tensors(source, tensors, options, safetensors=safetensors)
+    useless = without_match(tensors, options, prefix=chosen.prefix)
+    return Prepared(
+        source=source,
+        items={name: item for name, item in items.items() if name not in ties} if ties else items,
+        ties=ties,
+        values=values,
+        metadata={**source.metadata, "format": "pt"},
+        left_out=unkept,
+        aside=(*chosen.aside, *source.beside),
+        renamed=tuple((old, new) for old, new in names.items() if old.removeprefix(f"{chosen.prefix}.") != new),
+        notes=(*_notes(chosen, tree, options, values), *about),
+        warnings=tuple(f"--strip-prefix {prefix}: no name begins with it" for prefix in useless),
+    )
+
+
+def _kept(
+    source: Source, chosen: Chosen, options: Options, *, safetensors: bool
+) -> tuple[trees.Tidied, dict[str, TensorInfo], dict[str, str]]:
+    """Return the tree and the tensors that can be kept, and what cannot, which must have been asked for."""
     tensors = {name: tensor for name, tensor in chosen.tensors.items() if options.takes(name)}
     unholdable = {
         name: why for name, tensor in tensors.items() if (why := _unholdable(tensor, options, safetensors=safetensors))
@@ -80,30 +113,8 @@ def prepare(source: Source, options: Options, *, safetensors: bool) -> Prepared:
     kept = tensors.keys() - unholdable.keys() if flat else tree.tensors
     unkept = _unkept(tree, tensors, kept, unholdable)
     if unkept and not options.drop_foreign:
-        raise _refused(source.path, unkept)
-    tensors = {name: tensor for name, tensor in tensors.items() if name in kept}
-    names = new_names(source.path, tensors, options, prefix=chosen.prefix)
-    values = _values(tree.values, tensors, names, options)
-    if not tensors and not trees.count_values(values if values is not None else []):
-        raise UnsupportedError(f"{source.path}: there is nothing to write: neither tensors nor plain values are left")
-    components = {name: part.component for part in source.parts.values() for name in part.tensors}
-    items = {names[name]: _item(tensor, components[name], options) for name, tensor in tensors.items()}
-    ties = {} if options.untie else _ties(items, names)
-    return Prepared(
-        source=source,
-        items={name: item for name, item in items.items() if name not in ties} if ties else items,
-        ties=ties,
-        values=values,
-        metadata={**source.metadata, "format": "pt"},
-        left_out=unkept,
-        aside=chosen.aside,
-        renamed=tuple((old, new) for old, new in names.items() if old.removeprefix(f"{chosen.prefix}.") != new),
-        notes=tuple(_notes(chosen, tree, options, values)),
-        warnings=tuple(
-            f"--strip-prefix {prefix}: no name begins with it"
-            for prefix in without_match(tensors, options, prefix=chosen.prefix)
-        ),
-    )
+        raise _refused(source, unkept)
+    return tree, {name: tensor for name, tensor in tensors.items() if name in kept}, unkept
 
 
 def _unholdable(tensor: TensorInfo, options: Options, *, safetensors: bool) -> str:
@@ -133,27 +144,28 @@ def _unkept(
     return found
 
 
-def _refused(path: Path, unkept: Mapping[str, str]) -> UnsupportedError:
+def _refused(source: Source, unkept: Mapping[str, str]) -> UnsupportedError:
     shown = "; ".join(f"{place}: {why}" for place, why in list(unkept.items())[:_SHOWN])
     more = f"; and {len(unkept) - _SHOWN} more" if len(unkept) > _SHOWN else ""
+    several = Component.MODEL in source.parts and len(source.parts) > 1
     return UnsupportedError(
-        f"{path}: {len(unkept)} of its values cannot be kept: {shown}{more}",
-        hint="--drop-foreign leaves them out, --only model takes the weights alone",
+        f"{source.path}: {len(unkept)} of its values cannot be kept: {shown}{more}",
+        hint="--drop-foreign leaves them out" + (", --only model takes the weights alone" if several else ""),
     )
 
 
-def _values(values: object, tensors: Mapping[str, TensorInfo], names: Mapping[str, str], options: Options) -> object:
-    """Return the tree with new names; None for a plain state dict, whose names say everything."""
-    if values is None:
+def _values(tree: object, names: Mapping[str, str], options: Options, chosen: Chosen) -> object:
+    """Return the tree with new names."""
+    if tree is None:
         return None
-    flat = trees.state_dict(values)
-    if flat is not None and len(flat) == len(tensors):
-        return None
-    if options.plain:
-        from ckptctl.rewrite.plain import plain  # noqa: PLC0415  # rarely asked for
+    values = plain(tree) if options.plain else tree
+    return renamed(values, names, prefix=chosen.prefix)
 
-        values = plain(values)
-    return trees.renamed(values, names)
+
+def _says_all(tree: object, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether a tree is a plain state dict, whose names say everything to safetensors."""
+    flat = trees.state_dict(tree)
+    return flat is not None and len(flat) == len(tensors)
 
 
 def _item(tensor: TensorInfo, component: Component, options: Options) -> Item:
@@ -164,15 +176,18 @@ def _item(tensor: TensorInfo, component: Component, options: Options) -> Item:
     return Item(source=tensor, stored=Stored(dtype, tensor.shape), component=component)
 
 
-def _ties(items: Mapping[str, Item], names: Mapping[str, str]) -> dict[str, str]:
-    """Return names that need not be stored, each with the one whose bytes it shares; a cast on one side unties."""
+def _ties(items: Mapping[str, Item], names: Mapping[str, str], taken: frozenset[str]) -> dict[str, str]:
+    """Return names that need not be stored, each with the one whose bytes it shares; a cast on one side unties.
+
+    A name that is a key of the metadata already, one of `taken`, is stored: it cannot be recorded there.
+    """
     ties: dict[str, str] = {}
     for group in tied_groups(item.source for item in items.values()):
         found = [names[old] for old in group]
         for dtype in {items[name].stored.dtype.name: None for name in found}:
             same = [name for name in found if items[name].stored.dtype.name == dtype]
             kept = kept_name(same)
-            ties |= {name: kept for name in same if name != kept}
+            ties |= {name: kept for name in same if name != kept and name not in taken}
     return ties
 
 
@@ -186,6 +201,25 @@ def _notes(chosen: Chosen, tree: trees.Tidied, options: Options, values: object)
     if values is None and _has_versions(chosen.values):
         notes.append("the versions of modules that torch keeps beside a state dict (_metadata) are left out")
     return notes
+
+
+def _about_tensors(
+    source: Source, tensors: Mapping[str, TensorInfo], options: Options, *, safetensors: bool
+) -> Iterator[str]:
+    texts = [key for key in source.metadata if key != "format"]
+    if texts and not safetensors:
+        yield f"the texts in its metadata are left out, for which torch has no place: {_some(texts)}"
+    dense = [name for name, tensor in tensors.items() if tensor.layout.startswith("sparse_")]
+    if dense:
+        yield f"sparse tensors are dense now: {_some(dense)}"
+    tied = tied_groups(tensors.values()) if options.untie else ()
+    if tied:
+        yield f"tied tensors are copies now: {_some([name for group in tied for name in group])}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _has_versions(values: object) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, UnsafePickleError, UnsupportedError, UsageError, counted
 from ckptctl.model import Component, Level, Severity
-from ckptctl.values import Described, TensorRef, as_mapping, nested
+from ckptctl.values import Described, TensorRef, as_mapping, is_module, nested
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,7 @@ class Source:
     """One file, or shards that make one whole.
 
     `values` is the whole tree of plain values, None if there is none; `shards` maps the name of each file to its
-    tensors, where there are several.
+    tensors, where there are several; `beside` are files of the same checkpoint that stay behind.
     """
 
     path: Path
@@ -36,6 +36,7 @@ class Source:
     metadata: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     shards: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -119,10 +120,13 @@ def choose(source: Source, only: Component | None) -> Chosen:
         raise UsageError(f"{source.path}: it has no {only.value}", hint=f"it has {there}")
     others = [_named(other) for component, other in source.parts.items() if component is not only]
     values: object = part.values.get(part.prefix) if part.prefix else dict(part.values) or None
-    if not others and not part.prefix:
+    prefix = part.prefix
+    if not others and not prefix:
         values = source.values  # all of the file is this component
+    if prefix and values is not None and as_mapping(values) is None and not is_module(values):
+        prefix, values = "", {prefix: values}  # a lone value keeps its key
     if only is not Component.MODEL:
-        return Chosen(tensors=part.tensors, values=values, prefix=part.prefix, aside=tuple(others))
+        return Chosen(tensors=part.tensors, values=values, prefix=prefix, aside=tuple(others))
     tensors, values, strays = _without_strays(part.tensors, values)
     return Chosen(tensors=tensors, values=values, prefix=part.prefix, aside=(*others, *strays))
 

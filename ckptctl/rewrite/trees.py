@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _ORDERED = "collections.OrderedDict"
+_VERSIONS = "_metadata"
+"""Where torch keeps the versions of modules, beside a state dict."""
 _DISTRIBUTED = frozenset(
     {
         "torch.distributed.tensor.DTensor",
@@ -88,9 +90,9 @@ class _Tidy:
             case dict():
                 return self._dict(value, at)
             case list():
-                return [self._item(inner, _below(at, index)) for index, inner in enumerate(value)]
+                return [self._item(inner, below(at, index)) for index, inner in enumerate(value)]
             case tuple():
-                return tuple(self._item(inner, _below(at, index)) for index, inner in enumerate(value))
+                return tuple(self._item(inner, below(at, index)) for index, inner in enumerate(value))
             case Span(range=place) | Numbers(range=place):
                 self.result.places.add((id(place.file), place.offset))
             case Elided(why=why):
@@ -105,7 +107,7 @@ class _Tidy:
     def _dict(self, value: Mapping[object, object], at: str) -> dict[object, object]:
         made: dict[object, object] = {}
         for key, inner in value.items():
-            place = _below(at, key)
+            place = below(at, key)
             if isinstance(key, Token):
                 self._unkept(place, f"its key is a {key.text}, no plain value")
                 continue
@@ -129,10 +131,11 @@ class _Tidy:
         if is_module(value):
             return self._module(value, at)
         if value.level in (Level.FOREIGN, Level.DANGEROUS):
-            return self._unkept(at, f"{value.type} ({value.level.value})")
+            named = f"the class {value.args[0]}" if value.type == "type" and value.args else value.type
+            return self._unkept(at, f"{named} ({value.level.value})")
         return replace(
             value,
-            args=tuple(self._item(inner, _below(at, f"({i})")) for i, inner in enumerate(value.args)),
+            args=tuple(self._item(inner, below(at, f"({i})")) for i, inner in enumerate(value.args)),
             state=None if value.state is None else self._item(value.state, at),
             items=None if value.items is None else self._item(value.items, at),
         )
@@ -141,9 +144,10 @@ class _Tidy:
         self.result.modules.append(value.type)
         items: dict[object, object] = {}
         for name, ref in _references(value):
-            made = self._reference(ref, _below(at, name))
-            if made is not _GONE:
-                items[name] = made
+            made = self._reference(ref, below(at, name))
+            if isinstance(made, TensorRef):
+                # As in a state dict, where parameters are tensors like any other.
+                items[name] = TensorRef(name=made.name)
         return Described(type=_ORDERED, items=items)
 
     def _unkept(self, at: str, why: str) -> object:
@@ -159,7 +163,7 @@ def _references(module: Described) -> Iterator[tuple[str, TensorRef]]:
         if isinstance(value, TensorRef):
             yield at, value
         elif is_module(value) or isinstance(value, (dict, list, tuple)):
-            todo += [(_below(at, key), inner) for key, inner in reversed(list(children(value)))]
+            todo += [(below(at, key), inner) for key, inner in reversed(list(children(value)))]
 
 
 def references(value: object) -> Iterator[TensorRef]:
@@ -179,11 +183,6 @@ def _inside(value: dict[object, object] | list[object] | tuple[object, ...] | De
     if isinstance(value, Described):
         return [value.args, value.state, value.items]
     return list(value.values() if isinstance(value, dict) else value)
-
-
-def renamed(values: object, names: Mapping[str, str]) -> object:
-    """Return a tree whose references have new names."""
-    return mapped(values, lambda ref: replace(ref, name=names[ref.name]) if isinstance(ref, TensorRef) else ref)
 
 
 def mapped(value: object, change: Callable[[object], object]) -> object:
@@ -216,7 +215,10 @@ def _rebuilt(value: object, of: Callable[[object], object]) -> object:
 
 def state_dict(values: object) -> dict[str, TensorRef] | None:
     """Return the references of a plain state dict: a dict of nothing but tensors under text; None for all else."""
-    items = values.items if isinstance(values, Described) and values.type == _ORDERED else values
+    items: object = values
+    if isinstance(values, Described) and values.type == _ORDERED:
+        state = values.state if isinstance(values.state, dict) else {}
+        items = values.items if state.keys() <= {_VERSIONS} else None
     if not isinstance(items, dict) or not items:
         return None
     plain = all(isinstance(key, str) and is_plain_tensor(ref) for key, ref in items.items())
@@ -225,8 +227,9 @@ def state_dict(values: object) -> dict[str, TensorRef] | None:
 
 def is_plain_tensor(value: object) -> bool:
     """Whether a value is a tensor of torch with nothing attached to it."""
-    kind = value.type if isinstance(value, TensorRef) else ""
-    return kind.startswith("torch.") and "Storage" not in kind and value.state is None  # type: ignore[attr-defined]
+    if not isinstance(value, TensorRef):
+        return False
+    return value.type == "torch.Tensor" and not value.requires_grad and value.state is None
 
 
 def count_values(value: object) -> int:
@@ -252,6 +255,7 @@ def _counted(
     return max(inside, 1) if isinstance(value, Described) else inside
 
 
-def _below(at: str, key: object) -> str:
+def below(at: str, key: object) -> str:
+    """Return the dotted path to what stands under a key."""
     text = key_text(key)
     return f"{at}.{text}" if at else text

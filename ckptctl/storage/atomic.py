@@ -164,6 +164,9 @@ def _claim(path: Path, target: Path) -> int:
         except FileExistsError:
             _sweep(path, target)
             continue
+        except OSError as error:
+            error.filename = str(target)  # the temporary name says nothing to anybody
+            raise
         try:
             _lock(fd, target)
         except LockedError:

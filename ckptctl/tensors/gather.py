@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import CorruptError, UnsupportedError
@@ -29,10 +30,23 @@ def raw_range(tensor: TensorInfo) -> ByteRange | None:
     """
     if tensor.layout != "strided" or len(tensor.pieces) != 1 or not tensor.numel:
         return None
-    piece = tensor.pieces[0]
+    piece = opened(tensor).pieces[0]
     plain = piece.encoding is Encoding.RAW and piece.strides is None and piece.unpack is None
     fits = piece.shape == tensor.shape and piece.range.length == tensor.nbytes
     return piece.range if plain and fits else None
+
+
+def opened(tensor: TensorInfo) -> TensorInfo:
+    """Return the tensor with the pieces that lie inside whole files of their own, in place of those files.
+
+    Raises
+    ------
+    CkptctlError
+        Such a file cannot be read, or holds something else.
+    """
+    if not any(piece.inner for piece in tensor.pieces):
+        return tensor
+    return replace(tensor, pieces=tuple(piece.inner() if piece.inner else piece for piece in tensor.pieces))
 
 
 def blocks(tensor: TensorInfo, *, most: int = 16 << 20) -> Iterator[memoryview]:
@@ -60,6 +74,7 @@ def blocks(tensor: TensorInfo, *, most: int = 16 << 20) -> Iterator[memoryview]:
         return iter(())
     if not tensor.whole:
         raise _incomplete(tensor)
+    tensor = opened(tensor)
     source = raw_range(tensor)
     if source is not None:
         return _plain(source, math.lcm(tensor.dtype.bits, 8) // 8, most)

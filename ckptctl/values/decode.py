@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 from typing import TYPE_CHECKING
 
 from ckptctl.values import Described, Numbers, Span, TensorRef
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from ckptctl.model import Level, Piece, TensorInfo
 
-_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_FLOATS = {"nan": "nan", "inf": "inf", "-inf": "-inf"}
 
 
 def decode(
@@ -37,8 +36,10 @@ def decode(
     decoder = _Decoder(tensors, names, level_of)
     try:
         root = json.loads(text, object_pairs_hook=decoder.members, parse_constant=_no_constant)
-    except (RecursionError, binascii.Error, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it is malformed ({type(error).__name__})") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON (at character {error.pos})") from None
+    except (RecursionError, binascii.Error, KeyError, TypeError, AttributeError):
+        raise ValueError("it is malformed") from None
     if not isinstance(root, dict) or root.get("schema") != SCHEMA or root.keys() != {"schema", "root"}:
         raise ValueError(f"it is not {SCHEMA}")
     unnamed = names - decoder.named
@@ -108,7 +109,10 @@ class _Decoder:
 def _dict_of(_: _Decoder, pairs: object, fields: dict[str, object]) -> object:
     if fields or not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ValueError("a dict is malformed")
-    return {_hashable(key): value for key, value in pairs}
+    made = {_hashable(key): value for key, value in pairs}
+    if len(made) != len(pairs):
+        raise ValueError("a key of a dict occurs twice")
+    return made
 
 
 def _hashable(key: object) -> object:
@@ -134,7 +138,8 @@ _SPECIAL: Mapping[str, Callable[[_Decoder, object, dict[str, object]], object]] 
     "$text": lambda decoder, value, fields: decoder.span(_only(fields, value, str), text=True),
     "$dict": _dict_of,
     "$tuple": lambda _, value, fields: tuple(_only(fields, value, list)),  # type: ignore[arg-type]
-    "$float": lambda _, value, fields: _FLOATS[str(_only(fields, value, str))],
+    # Each NaN is one of its own, or two of them as keys would be one.
+    "$float": lambda _, value, fields: float(_FLOATS[str(_only(fields, value, str))]),
     "$bytes": lambda _, value, fields: base64.b64decode(str(_only(fields, value, str)), validate=True),
 }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import convert, inspect
+from tests.bench import convert, inspect, verify
 
-BENCHES = {"inspect": inspect, "convert": convert}
+BENCHES = {"inspect": inspect, "convert": convert, "verify": verify}
 
 for name in sys.argv[1:] or BENCHES:
     BENCHES[name].main()

@@ -52,7 +52,7 @@ def test_dry_run_shows_the_plan_and_writes_nothing(ckptctl, tmp_path):
     assert result.status == 0
     assert "cast from F32" in result.out
     assert "from model_state_dict.embed.weight" in result.out
-    assert result.out.endswith("nothing was written (--dry-run)\n")
+    assert result.out.endswith("nothing was written, and no tensor was read (--dry-run)\n")
     document = json.loads(ckptctl("convert", TRAIN, "-o", target, "-n", "--json").out)
     assert document["dry_run"] is True
     assert document["conversions"][0]["written"] is False

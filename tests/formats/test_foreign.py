@@ -85,7 +85,7 @@ def test_names_a_zip_that_torch_did_not_write(tmp_path):
         ("damaged/pt_all_zero_bytes.pt", "bytes are zero"),
         ("damaged/pt_zero_length.pt", "empty file"),
         ("damaged/text_named.pt", "text, not a checkpoint"),
-        ("damaged/pt_pickle_missing.pt", "without a data.pkl"),
+        ("damaged/pt_pickle_missing.pt", "record data.pkl is missing"),
         ("damaged/pt_storage_record_missing.pt", "record data/3 is missing"),
         ("damaged/pt_truncated_half.pt", "cut at 13594 bytes"),
         ("damaged/pt_truncated_last_bytes.pt", "all there, but not the directory"),

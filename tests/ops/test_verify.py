@@ -70,12 +70,12 @@ def test_invalid_files_are_found_at_every_level(path):
 DAMAGED = {
     "dcp_chunk_missing": "missing-block", "dcp_metadata_missing": "unfinished", "dcp_shard_file_missing": "missing-file",
     "dcp_shard_file_truncated": "truncated", "fsdp_rank_missing": "missing-file", "index_escapes_directory": "corrupt",
-    "index_names_absent_tensor": "corrupt", "index_shard_missing": "missing-shard", "index_shard_truncated": "corrupt",
-    "index_total_size_wrong": "total-size", "legacy_truncated.pt": "corrupt", "lfs_pointer.safetensors": "unknown-format",
-    "lightning_last_link_dangling": "dangling-pointer", "pt_all_zero_bytes.pt": "corrupt",
+    "index_names_absent_tensor": "corrupt", "index_shard_missing": "missing-shard", "index_shard_truncated": "truncated",
+    "index_total_size_wrong": "total-size", "legacy_truncated.pt": "truncated", "lfs_pointer.safetensors": "git-lfs-pointer",
+    "lightning_last_link_dangling": "dangling-pointer", "pt_all_zero_bytes.pt": "zeros",
     "pt_flipped_storage_byte_crc_wrong.pt": "bad-crc", "pt_pickle_missing.pt": "corrupt",
-    "pt_storage_record_missing.pt": "corrupt", "pt_truncated_half.pt": "corrupt", "pt_truncated_last_bytes.pt": "corrupt",
-    "pt_zero_length.pt": "corrupt", "run_with_faults": "digest-mismatch", "text_named.pt": "unknown-format",
+    "pt_storage_record_missing.pt": "corrupt", "pt_truncated_half.pt": "truncated", "pt_truncated_last_bytes.pt": "truncated",
+    "pt_zero_length.pt": "empty", "run_with_faults": "digest-mismatch", "text_named.pt": "unknown-format",
     "trainer_last_save_cut_short": "unfinished", "zero_latest_dangling": "missing-file", "zero_latest_missing": "missing-file",
     "zero_optimizer_rank_missing": "missing-file",
 }  # fmt: skip
@@ -135,6 +135,15 @@ def test_digests_on_record(name, line, outcome, tmp_path):
     assert report.good == (outcome is not Outcome.FAILED)
     if outcome is Outcome.FAILED:
         assert "changed after its digest was made, or it is damaged" in report.findings[0].message
+
+
+def test_what_else_a_list_names_is_not_of_this_file(tmp_path):
+    path = saved(tmp_path / "m.safetensors")
+    saved(tmp_path / "other.safetensors", w=torch.zeros(9))
+    (tmp_path / "SHA256SUMS").write_text(f"{sha(path)}  m.safetensors\n{'0' * 64}  other.safetensors\n")
+    report = verify(path)
+    assert report.bytes is Outcome.VERIFIED
+    assert list(report.digests) == [path]
 
 
 def test_the_full_name_wins_over_the_stem(tmp_path):
@@ -216,6 +225,18 @@ def test_values_of_a_large_tensor_are_placed_rightly(tmp_path):
     tensor[2, 77_777] = float("nan")
     report = verify(saved(tmp_path / "m.safetensors", w=tensor), level=Level(values=True))
     assert "the first at [2, 77777]" in report.findings[0].message
+
+
+def test_values_of_a_distributed_checkpoint_are_read_from_inside_its_items():
+    report = verify(CORPUS / "dcp" / "dcp_fsdp2_2ranks", level=Level(values=True))
+    assert report.good
+    assert {finding.slug for finding in report.findings if finding.aspect.value == "values"} <= {"all-zero"}
+
+
+def test_padding_that_nobody_writes_is_no_error():
+    report = verify(CORPUS / "deepspeed" / "zero3_bf16_gathered_2ranks", level=Level(values=True))
+    assert report.good
+    assert any("it may be padding" in finding.message for finding in report.findings)
 
 
 # --- safety ---
@@ -323,9 +344,9 @@ def test_a_directory_gets_a_list_that_sha256sum_takes(tmp_path):
         assert done.returncode == 0
         assert verify(directory).bytes is Outcome.VERIFIED
         assert verify(directory, level=Level(write=True)).wrote == ()
-    victim = directory / "latest"
-    victim.write_text("global_step10\n\n")
-    assert slugs(verify(directory)) == {"digest-mismatch"}
+    victim = tmp_path / "checkpoint-40" / "trainer_state.json"
+    victim.write_text(victim.read_text() + "\n")
+    assert slugs(verify(victim.parent)) == {"digest-mismatch"}
 
 
 def test_nothing_is_written_for_what_is_wrong(tmp_path):

@@ -10,7 +10,7 @@ from ckptctl.errors import UnsupportedError
 from ckptctl.formats._pickle.emit_tensors import ARRAY, STORAGE_TYPES, push_dtype
 from ckptctl.formats._pickle.levels import level_of
 from ckptctl.formats._pickle.records import Global
-from ckptctl.model import Level
+from ckptctl.model import Level, dtype_of_torch
 from ckptctl.values import Described, Numbers, Span, TensorRef, children, is_module
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ _NEVER = frozenset(
     {"torch._utils", "torch._tensor", "torch.jit._pickle", "torch.nested._internal.nested_tensor"},
 )
 _NEVER_PAIRS = frozenset({("torch.storage", "_load_from_bytes"), ("builtins", "getattr")})
+# Named by others, never made: an array of any size would be allocated from a few bytes.
+_NEVER_MADE = frozenset({("numpy", "ndarray")})
 _SCALARS = {
     "bool": ("b1", "?"), "str_": ("U", "U"), "int8": ("i1", "b"), "uint8": ("u1", "B"), "int16": ("i2", "h"),
     "uint16": ("u2", "H"), "int32": ("i4", "i"), "uint32": ("u4", "I"), "int64": ("i8", "q"), "uint64": ("u8", "Q"),
@@ -99,6 +101,10 @@ def _arguments(item: Described, pair: tuple[str, str]) -> tuple[tuple[object, ..
 
 def _check(item: Described, pair: tuple[str, str]) -> None:
     """Refuse arguments with which a trusted class does something else, and descriptions that are not whole."""
+    if pair in _NEVER_MADE or (pair[0] == "torch" and dtype_of_torch(pair[1])):
+        raise UnsupportedError(f"{item.type} is nothing that a pickle may call")
+    if isinstance(item.state, dict) and any(isinstance(key, str) and key.startswith("__") for key in item.state):
+        raise UnsupportedError(f"a state of {item.type} sets what no attribute of its own is called")
     match pair, item.args:
         case ("builtins", "bytearray"), () | (bytes(),) | (Span(text=False),):
             return
@@ -108,7 +114,7 @@ def _check(item: Described, pair: tuple[str, str]) -> None:
         case ("builtins", "bytearray") | ("_codecs", "encode"), _:
             pass
         case ("numpy", "dtype"), _ if isinstance(item.state, dict):
-            raise UnsupportedError("a numpy.dtype with fields cannot be written")
+            raise UnsupportedError("a numpy.dtype with attributes cannot be written")
         case _:
             return
     raise UnsupportedError(f"{item.type} with other arguments than bytes is not written to a pickle")

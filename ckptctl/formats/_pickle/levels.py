@@ -89,6 +89,7 @@ _INERT = {
     "pathlib._local": "PosixPath PurePosixPath WindowsPath PureWindowsPath Path PurePath",
     "datetime": "datetime date time timedelta timezone",
     "types": "SimpleNamespace",
+    "torch.torch_version": "TorchVersion",
     "uuid": "UUID",
     "decimal": "Decimal",
     "fractions": "Fraction",

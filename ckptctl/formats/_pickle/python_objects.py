@@ -7,7 +7,7 @@ import struct
 from dataclasses import replace
 
 from ckptctl.formats._pickle.interpret import Context, Rebuild, value_of
-from ckptctl.formats._pickle.records import Call, Span
+from ckptctl.formats._pickle.records import Call, Global, Span
 from ckptctl.formats._pickle.storages import Draft, Storage
 from ckptctl.model import DTYPES, DType, Encoding, contiguous_strides
 from ckptctl.storage import MemoryFile
@@ -85,8 +85,11 @@ def _utf32(raw: bytes, *, swapped: bool) -> str:
 def _array(context: Context, args: tuple[object, ...], call: Call) -> Draft | None:
     """``_reconstruct(ndarray, (0,), b"b")``, then a state: version, shape, dtype, Fortran order, data."""
     state = call.state[0] if call.state else None
-    if not isinstance(state, tuple) or len(state) != 5:
+    kind = args[0] if args else None
+    if not isinstance(state, tuple) or len(state) != 5 or not isinstance(kind, Global):
         return None
+    if kind.pair != ("numpy", "ndarray"):
+        return None  # a subclass, which is described like any other object
     return _of_data(context, state[4], state[2], context.size(state[1]), fortran=state[3] is True)
 
 

@@ -92,7 +92,7 @@ def plan(
             errors.append(error)
     plans: list[ConvertPlan] = []
     several = len(found) > 1
-    if several and out is not None and out.exists() and not out.is_dir():
+    if several and out is not None and (out.suffix or out.exists()) and not out.is_dir():
         raise UsageError(f"{out}: {len(found)} sources cannot be written to one file", hint="give a directory with -o")
     for source, inner in found:
         try:
@@ -115,14 +115,14 @@ def _planned(source: Source, out: Path | None, options: Options, *, several: boo
 
 def _check_apart(plans: list[ConvertPlan]) -> None:
     """Refuse two sources with one target, before anything is written."""
-    taken: dict[Path, Path] = {}
+    taken: dict[Path, ConvertPlan] = {}
     for one in plans:
         for file in one.outputs.files:
-            where = file.path.parent.resolve() / file.path.name
-            other = taken.setdefault(where, one.prepared.source.path)
-            if other != one.prepared.source.path:
+            other = taken.setdefault(file.path.parent.resolve() / file.path.name, one)
+            if other is not one:
                 raise UsageError(
-                    f"{file.path}: {other} and {one.prepared.source.path} would both be written to it",
+                    f"{file.path}: {other.prepared.source.path} and {one.prepared.source.path} "
+                    "would both be written to it",
                     hint="convert them one by one, each with -o",
                 )
 

@@ -23,8 +23,8 @@ _SPREAD = {
     "deepspeed": "a checkpoint of DeepSpeed",
     "rank-files": "files of several ranks",
 }
-_MEMBERS = frozenset({Component.MODEL, Component.OPTIMIZER, Component.SCHEDULER, Component.RNG})
-"""What of a directory belongs to `--only all`: what torch and the trainer need to go on."""
+_ARGUMENTS = "training_args"
+"""What the Trainer was started with: no state of it. It stays behind, and that is said."""
 
 
 def find_sources(path: Path, *, only: Component | None, everything: bool, safetensors: bool) -> list[Source]:
@@ -112,12 +112,14 @@ def _without_values(parts: Mapping[Component, Part]) -> dict[Component, Part]:
 
 def _of_members(checkpoint: Checkpoint, only: Component | None, *, everything: bool) -> list[Source]:
     """One source for each file; shards of the model are one together."""
-    wanted = _MEMBERS if everything else {only or Component.MODEL}
+    wanted = set(Component) if everything else {only or Component.MODEL}
     sources: list[Source] = []
     shards: list[Contents] = []
+    left: list[str] = []
     for contents in checkpoint.files:
         component = _component_of(checkpoint, contents)
-        if component not in wanted:
+        if component not in wanted or contents.range.file.path.name.startswith(_ARGUMENTS):
+            left.append(contents.range.file.path.name)
             continue
         if component is Component.MODEL and _is_sharded(checkpoint, contents):
             shards.append(contents)
@@ -127,7 +129,7 @@ def _of_members(checkpoint: Checkpoint, only: Component | None, *, everything: b
         model = checkpoint.parts[Component.MODEL]
         alone = replace(checkpoint, parts={Component.MODEL: model}, files=tuple(shards))
         sources.insert(0, _of_shards(alone, tuple(shards)))
-    return sources
+    return [replace(source, beside=tuple(left)) if source is sources[0] else source for source in sources]
 
 
 def _component_of(checkpoint: Checkpoint, contents: Contents) -> Component | None:

@@ -1,0 +1,47 @@
+"""The options of `verify`."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from ckptctl.cli._options import OUTPUT
+
+_HOW = "How far to look"
+
+
+class Require(enum.Enum):
+    """Verdicts on a resume that can be required."""
+
+    EXACT = "exact"
+    CONTINUES = "continues"
+
+
+Quick = Annotated[bool, typer.Option("--quick", help="Structure only.", rich_help_panel=_HOW)]
+Values = Annotated[bool, typer.Option("--values", help="Also look for NaN, Inf, dead tensors.", rich_help_panel=_HOW)]
+Resume = Annotated[bool, typer.Option("--resume", help="Also say what a resume would find.", rich_help_panel=_HOW)]
+Required = Annotated[
+    Require | None, typer.Option("--require", help="Fail if a resume is less than this.", rich_help_panel=_HOW)
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Fail what is unverified.", rich_help_panel=_HOW)]
+AllowGlobal = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-global",
+        metavar="MODULE.NAME",
+        envvar="CKPTCTL_ALLOW_GLOBAL",
+        help="A class of your own that is no finding. Repeatable.",
+        rich_help_panel=_HOW,
+    ),
+]
+Write = Annotated[bool, typer.Option("--write", help="Write digests of what is good.", rich_help_panel=OUTPUT)]
+LatestGood = Annotated[
+    bool,
+    typer.Option(
+        "--latest-good",
+        help="Print only the path of a run's newest checkpoint that is complete and undamaged.",
+        rich_help_panel=OUTPUT,
+    ),
+]
