@@ -25,6 +25,7 @@ _WRONG = frozenset(
 """What is odd to a reader that can go on, and wrong in a checkpoint that is to be trusted."""
 _UNSEEN = (UnreadableError, MissingExtraError, UnsupportedError)
 _SHARD = re.compile(r"(.+?)-[0-9]{3,6}-of-[0-9]{3,6}(\.safetensors|\.bin)")
+_STEP = re.compile(r"(?:^checkpoint-|(?:^|[^a-z])(?:global_)?step[-_=]?)([0-9]{1,18})(?![0-9])")
 _DEEPSPEED = ("param_shapes", "ds_version", "ds_config")
 
 
