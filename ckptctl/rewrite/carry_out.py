@@ -21,6 +21,7 @@ from ckptctl.storage.atomic import (
     flush_directory,
     remove,
     temporary_of,
+    uninterrupted,
     write_small,
 )
 from ckptctl.storage.copy import Pump
@@ -105,7 +106,8 @@ def carry_out(
         stack.enter_context(_directory(outputs.files[0].path.parent))
         staged: list[tuple[Staged, Written]] = []
         for file in outputs.files:
-            place = stack.enter_context(Staged(file.path, force=options.force))
+            with uninterrupted():
+                place = stack.enter_context(Staged(file.path, force=options.force))
             staged.append((place, _write(place, file, work)))
         for contents in inputs:
             if isinstance(contents.range.file, LocalFile):

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import stat
 import time
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import ExistsError, LockedError, NoSpaceError, UnreadableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -85,6 +87,19 @@ class Staged:
         self.path.unlink()
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM until the end of the context, where they take effect.
+
+    Between the creation of a file and the moment at which somebody is bound to remove it, nothing may come.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def temporary_of(target: Path) -> Path:
     """Return the name under which a file is written before it takes its own."""
     return target.with_name(f".{target.name}.ckptctl-tmp")
@@ -131,7 +146,7 @@ def check_space(directory: Path, needed: int) -> None:
 
 def write_small(target: Path, data: bytes) -> None:
     """Write a few bytes in place of whatever file has that name, flushed; the directory is still to be flushed."""
-    with Staged(target, force=True) as staged:
+    with uninterrupted(), Staged(target, force=True) as staged:
         os.write(staged.fd, data)
         os.fsync(staged.fd)
         staged.publish()

@@ -124,7 +124,7 @@ def large(path: Path, megabytes: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM] * 3)
 def test_interrupted_it_leaves_nothing(number, tmp_path):
     source = large(tmp_path / "m.pt", 400)
     process = subprocess.Popen(
