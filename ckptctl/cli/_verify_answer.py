@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +19,7 @@ from ckptctl.cli._output import Printer, joined, print_json, to_json
 from ckptctl.cli._progress import Bar
 from ckptctl.cli._text import escape, size
 from ckptctl.cli._verify_text import show
-from ckptctl.errors import UsageError
+from ckptctl.errors import CkptctlError, UsageError
 from ckptctl.ops.verify import Judgement, Level, Outcome, VerifyReport
 from ckptctl.ops.verify.run import latest_good, verify_path
 
@@ -40,14 +43,19 @@ class Answer:
     def of(self, paths: Iterable[Path]) -> int:
         """Verify all paths and return the exit status."""
         with Bar(_bytes_of(paths), shown=not (self.quiet or self.level.quick)) as bar:
-            calls: list[Callable[[], int | None]] = [partial(self._path, path, bar) for path in paths]
-            return guarded_each([*calls, self._finish], as_json=self.json)
+            running = _in_parallel(self._calls(paths, bar))
+            each: Iterable[Callable[[], int | None]] = (partial(self._take, future) for future in running)
+            return guarded_each(chain(each, [self._finish]), as_json=self.json)
 
-    def _path(self, path: Path, bar: Bar) -> int:
-        worst = OK
-        for call in verify_path(path, self.level, bar.advance):
-            worst = max(worst, self._add(call()))
-        return worst
+    def _calls(self, paths: Iterable[Path], bar: Bar) -> Iterator[Callable[[], VerifyReport]]:
+        for path in paths:
+            try:
+                yield from verify_path(path, self.level, bar.advance)
+            except CkptctlError as error:  # noqa: PERF203  # one that cannot be listed does not stop the rest
+                yield partial(_raise, error)
+
+    def _take(self, future: Future[VerifyReport]) -> int:
+        return self._add(future.result())
 
     def _add(self, report: VerifyReport) -> int:
         self.counts[_kind(report)] += 1
@@ -69,6 +77,27 @@ class Answer:
             read = f"{size(self.read)} read in {seconds:.1f} s" if self.read else ""
             found = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.counts.items()))
             self.printer.line(joined([found, read]))
+
+
+def _in_parallel(calls: Iterable[Callable[[], VerifyReport]]) -> Iterator[Future[VerifyReport]]:
+    """Carry out some calls at a time, as many as there are cores, and yield them in their order."""
+    width = os.cpu_count() or 1
+    with ThreadPoolExecutor(width) as pool:
+        running: deque[Future[VerifyReport]] = deque()
+        try:
+            for call in calls:
+                running.append(pool.submit(call))
+                if len(running) > width:
+                    yield running.popleft()
+            while running:
+                yield running.popleft()
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def _raise(error: CkptctlError) -> VerifyReport:
+    raise error
 
 
 def newest(paths: list[Path], level: Level, *, as_json: bool) -> int:
