@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -39,18 +40,27 @@ class Answer:
         self.counts: Counter[str] = Counter()
         self.read = 0
         self.start = time.monotonic()
+        self.stopping = threading.Event()
 
     def of(self, paths: Iterable[Path]) -> int:
         """Verify all paths and return the exit status."""
         with Bar(_bytes_of(paths), shown=not (self.quiet or self.level.quick)) as bar:
             running = _in_parallel(self._calls(paths, bar))
             each: Iterable[Callable[[], int | None]] = (partial(self._take, future) for future in running)
-            return guarded_each(chain(each, [self._finish]), as_json=self.json)
+            try:
+                return guarded_each(chain(each, [self._finish]), as_json=self.json)
+            finally:
+                self.stopping.set()  # after an interruption nobody waits for files to be read to their end
+
+    def _advance(self, bar: Bar, count: int) -> None:
+        if self.stopping.is_set():
+            raise KeyboardInterrupt
+        bar.advance(count)
 
     def _calls(self, paths: Iterable[Path], bar: Bar) -> Iterator[Callable[[], VerifyReport]]:
         for path in paths:
             try:
-                yield from verify_path(path, self.level, bar.advance)
+                yield from verify_path(path, self.level, partial(self._advance, bar))
             except CkptctlError as error:  # noqa: PERF203  # one that cannot be listed does not stop the rest
                 yield partial(_raise, error)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import safetensors.torch
@@ -135,6 +137,28 @@ def test_marks_have_stand_ins(encoding):
     env = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run([sys.executable, "-m", "ckptctl", "verify", GOOD], capture_output=True, check=True, env=env)
     assert done.stdout.decode(encoding)[0] == ("✓" if encoding == "utf-8" else "+")
+
+
+def test_an_interruption_is_answered_at_once(tmp_path):
+    """Also while threads are in the middle of large files: these 64 GB would take half a minute."""
+    for index in range(2):
+        path = tmp_path / f"m{index}.safetensors"
+        header = json.dumps({"w": {"dtype": "U8", "shape": [32 << 30], "data_offsets": [0, 32 << 30]}}).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(path, 8 + len(header) + (32 << 30))
+        path.with_name(f"{path.name}.sha256").write_text("0" * 64)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckptctl", "verify", *sorted(tmp_path.glob("*.safetensors"))],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    )  # fmt: skip
+    time.sleep(1.5)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == b"ckptctl: interrupted\n"
+    assert time.monotonic() - start < 5
 
 
 def test_memory_does_not_grow_with_the_bytes(tmp_path):
