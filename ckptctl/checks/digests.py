@@ -17,7 +17,8 @@ SUMS = "SHA256SUMS"
 _SUFFIX = ".sha256"
 _MAX_SIDECAR, _MAX_SUMS = 1 << 20, 64 << 20
 _COREUTILS = re.compile(r"(\\?)([0-9a-fA-F]{64})(?:[ \t]+\*?(.+))?")
-_BSD = re.compile(r"SHA256 ?\((.+)\) ?= ?([0-9a-fA-F]{64})")
+_BSD = re.compile(r"SHA(?:2-)?256 ?\((.+)\) ?= ?([0-9a-fA-F]{64})")
+_PREFIXED = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _CHECKPOINTS = frozenset({".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".keras", ".tar"})
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
@@ -56,7 +57,12 @@ def sums_of(directory: Path, names: Iterable[str]) -> dict[str, str]:
     """Return what the ``SHA256SUMS`` of a directory lists, by the names there; empty if there is none."""
     if SUMS not in names:
         return {}
-    return {name.removeprefix("./"): digest for digest, name in _lines(directory / SUMS, _MAX_SUMS) if name}
+    found: dict[str, str] = {}
+    for digest, name in _lines(directory / SUMS, _MAX_SUMS):
+        # A list that was made elsewhere may name files by whole paths: then the last component counts.
+        found[Path(name).name if name.startswith("/") else name.removeprefix("./")] = digest
+    found.pop("", None)
+    return found
 
 
 def _beside(path: Path) -> Path:
@@ -91,13 +97,32 @@ def _lines(source: Path, most: int) -> Iterator[tuple[str, str]]:
     except CkptctlError:
         return  # it cannot be read: then there is no digest on record
     for line in raw.decode("utf-8", "surrogateescape").splitlines():
-        text = line.strip("\r\n\0 ")
-        found, bsd = _COREUTILS.fullmatch(text), _BSD.fullmatch(text)
+        found = _parsed(line.strip("\r\n\0\ufeff "))
         if found:
-            name = found[3] or ""
-            yield found[2].lower(), _unescaped(name) if found[1] else name
-        elif bsd:
-            yield bsd[2].lower(), bsd[1]
+            yield found
+
+
+def _parsed(text: str) -> tuple[str, str] | None:
+    """Return digest and name of one line; None if it has none of the known forms."""
+    found, bsd, prefixed = _COREUTILS.fullmatch(text), _BSD.fullmatch(text), _PREFIXED.fullmatch(text)
+    if found:
+        name = found[3] or ""
+        return found[2].lower(), _unescaped(name) if found[1] else name
+    if bsd:
+        return bsd[2].lower(), bsd[1]
+    return (prefixed[1].lower(), "") if prefixed else None
+
+
+def is_readable(source: Path) -> bool:
+    """Whether every line of a list of digests is understood, so that it may be written anew without a loss."""
+    try:
+        file = LocalFile(source)
+        text = file.range().read().decode("utf-8", "surrogateescape") if file.size <= _MAX_SUMS else "too long"
+        file.release()
+    except CkptctlError:
+        return False
+    lines = [line.strip("\r\n\0\ufeff ") for line in text.splitlines()]
+    return all(_parsed(line) for line in lines if line)
 
 
 def _unescaped(name: str) -> str:

@@ -9,7 +9,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.digests import SUMS, Recorded, recorded_for, sums_of
@@ -46,12 +46,14 @@ class FileBytes:
 
     path: Path
     nbytes: int
+    file: LocalFile | None = None
     recorded: tuple[Recorded, ...] = ()
     checksums: tuple[Checksum, ...] = ()
     places: list[Place] = field(default_factory=list)
     covered: bool = False
     digest: str = ""
     findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -68,12 +70,14 @@ class FileBytes:
 class BytesReport:
     """What came of the bytes of a checkpoint.
 
-    `digests` are those of its files; `records` counts checksums that were compared, `nbytes` what was read.
+    `digests` are those of its files, of which so many were `compared` with one on record; `records` counts checksums
+    that were compared, `nbytes` what was read.
     """
 
     outcome: Outcome
     findings: tuple[Finding, ...]
     digests: Mapping[Path, str]
+    compared: int
     records: int
     nbytes: int
 
@@ -101,7 +105,8 @@ def check_bytes(
     order = (Outcome.FAILED, Outcome.UNVERIFIED, Outcome.VERIFIED)
     return BytesReport(
         outcome=next((outcome for outcome in order if outcome in outcomes), Outcome.UNVERIFIED),
-        findings=tuple(finding for one in files for finding in one.findings),
+        findings=tuple(finding for one in files for finding in (*one.findings, *one.notes)),
+        compared=sum(any(found.digest == one.digest for found in one.recorded) for one in files if one.digest),
         digests={one.path: one.digest for one in files if one.digest},
         records=sum(len(one.checksums) for one in files),
         nbytes=read,
@@ -135,6 +140,7 @@ def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
         one = found[path] = FileBytes(
             path=path,
             nbytes=contents.range.length,
+            file=contents.range.file,
             recorded=records.of(path),
             places=places.get(number, []),
         )
@@ -147,6 +153,9 @@ def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
     for path in records.listed():
         if path not in found and path.is_file():
             found[path] = FileBytes(path=path, nbytes=path.stat().st_size, recorded=records.of(path))
+        elif path not in found:
+            gone = found[path] = FileBytes(path=path, nbytes=0)
+            gone.findings.append(_finding(gone, "missing-file", f"{path.name} is missing, though {SUMS} lists it"))
     return list(found.values())
 
 
@@ -211,7 +220,7 @@ def _digest(one: FileBytes, progress: Progress) -> int:
     digest, at = hashlib.sha256(), 0
     buffers = [memoryview(bytearray(_BLOCK)) for _ in range(2)]
     try:
-        file = LocalFile(one.path)
+        file = one.file.again() if one.file else LocalFile(one.path)
         with ThreadPoolExecutor(1) as reader:  # one block is read while the one before is hashed
             coming = reader.submit(file.pread_into, buffers[0], 0)
             while count := coming.result():
@@ -221,6 +230,7 @@ def _digest(one: FileBytes, progress: Progress) -> int:
                 progress(count)
                 at += count
         file.release()
+        file.check_in_place()
     except CkptctlError as error:
         one.findings.append(_finding(one, error.slug, error.message))
         return 0
@@ -232,24 +242,38 @@ def _crc(one: FileBytes, progress: Progress) -> int:
     """Compare the CRC-32 of every record."""
     buffer, total = memoryview(bytearray(_BLOCK)), 0
     try:
-        file = LocalFile(one.path)
+        file = one.file.again() if one.file else LocalFile(one.path)
         for recorded in one.checksums:
-            crc, at, end = 0, recorded.range.offset, recorded.range.offset + recorded.range.length
-            while at < end:
-                count = file.pread_into(buffer[: min(_BLOCK, end - at)], at)
-                if not count:
-                    break
-                crc = zlib.crc32(buffer[:count], crc)
-                progress(count)
-                at += count
+            crc = _crc_of(file, recorded, buffer, progress)
             total += recorded.range.length
             if crc != recorded.crc:
-                what = f"record {recorded.what} reads CRC {crc:08x}, recorded {recorded.crc:08x}"
+                reads = f"reads CRC {crc:08x}" if crc >= 0 else "cannot be unpacked"
+                what = f"record {recorded.what} {reads}, recorded {recorded.crc:08x}"
                 one.findings.append(_finding(one, "bad-crc", f"{what}{_damaged(recorded, one)}"))
         file.release()
+        file.check_in_place()
     except CkptctlError as error:
         one.findings.append(_finding(one, error.slug, error.message))
     return total
+
+
+def _crc_of(file: LocalFile, recorded: Checksum, buffer: memoryview, progress: Progress) -> int:
+    """Return the CRC-32 of a record, unpacked if need be, never by more than it says it holds; -1 if it cannot be."""
+    at, end = recorded.range.offset, recorded.range.offset + recorded.range.length
+    packed, crc, length = zlib.decompressobj(-zlib.MAX_WBITS) if recorded.unpacked is not None else None, 0, 0
+    while at < end and (count := file.pread_into(buffer[: min(_BLOCK, end - at)], at)):
+        progress(count)
+        at += count
+        part: bytes | memoryview = buffer[:count]
+        while packed and part and length <= (recorded.unpacked or 0):
+            try:
+                made = packed.decompress(part, _BLOCK)
+            except zlib.error:
+                return -1
+            crc, length, part = zlib.crc32(made, crc), length + len(made), packed.unconsumed_tail
+        if not packed:
+            crc = zlib.crc32(part, crc)
+    return crc if not packed or length == recorded.unpacked else -1
 
 
 def _damaged(recorded: Checksum, one: FileBytes) -> str:
@@ -266,6 +290,9 @@ def _damaged(recorded: Checksum, one: FileBytes) -> str:
 def _compare(one: FileBytes, digests: Mapping[str, str]) -> None:
     """Hold the digest of a file against those on record."""
     for recorded in one.recorded:
+        if not recorded.digest:
+            what = f"{recorded.source.name} holds no digest, or cannot be read"
+            one.notes.append(replace(_finding(one, "no-digest", what), severity=Severity.WARNING))
         if not one.digest or not recorded.digest or recorded.digest == one.digest:
             continue
         others = [name for name in recorded.shared if name != one.path.name]

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The CRC-32 that a file records of some of its own bytes, called `what`."""
+    """The CRC-32 that a file records of some of its own bytes, called `what`.
+
+    Where they are deflated, it is that of the `unpacked` bytes that they stand for, so many of them.
+    """
 
     range: ByteRange
     crc: int
     what: str
+    unpacked: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

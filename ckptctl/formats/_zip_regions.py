@@ -9,6 +9,8 @@ from ckptctl.formats import _zip
 from ckptctl.formats._format import Checksum
 from ckptctl.formats._pieces import region, spans_of
 
+_STORED, _DEFLATED = 0, 8
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -43,9 +45,14 @@ def checksums(contents: Contents) -> tuple[Checksum, ...]:
     """Return the CRC of every record that has one; torch can save without, and then writes zero."""
     source = contents.range
     return tuple(
-        Checksum(source.sub(member.data, member.size), member.crc, member.name.partition("/")[2] or member.name)
+        Checksum(
+            source.sub(member.data, member.packed),
+            member.crc,
+            member.name.partition("/")[2] or member.name,
+            None if member.stored else member.size,
+        )
         for member in _zip.read_directory(source).members
-        if member.stored and member.crc
+        if member.crc and member.method in (_STORED, _DEFLATED)
     )
 
 

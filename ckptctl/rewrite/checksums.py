@@ -28,7 +28,8 @@ class Checksums:
         self._seen: set[tuple[int, int]] = set()
         self.verified = 0
         for contents in files:
-            found = sorted(checksums_of(contents), key=lambda one: one.range.offset)
+            stored = [one for one in checksums_of(contents) if one.unpacked is None]
+            found = sorted(stored, key=lambda one: one.range.offset)
             self._records[id(contents.range.file)] = found
             self._starts[id(contents.range.file)] = [one.range.offset for one in found]
             # Whoever described the file has compared the one of its pickle.

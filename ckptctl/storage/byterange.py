@@ -135,6 +135,32 @@ class LocalFile:
             self._open()
         return self._fd
 
+    def again(self) -> LocalFile:
+        """Return a handle of its own on the same file, which must be as it was.
+
+        Raises
+        ------
+        ChangedError
+            It is another file, or was changed.
+        """
+        other = LocalFile(self.path)
+        other._check(os.fstat(other.fileno()), self._identity)  # of the same class
+        return other
+
+    def check_in_place(self) -> None:
+        """Make sure that the file still lies under its name.
+
+        Raises
+        ------
+        ChangedError
+            It was removed, or replaced by another.
+        """
+        try:
+            found = self.path.stat()
+        except OSError:
+            raise ChangedError(f"{self.path}: was removed while it was being read") from None
+        self._check(found)
+
     def release(self) -> None:
         """Close the handle, having made sure that nobody changed the file meanwhile."""
         if self._fd >= 0:
@@ -156,9 +182,10 @@ class LocalFile:
         self._check(info)
         return info
 
-    def _check(self, info: os.stat_result) -> None:
+    def _check(self, info: os.stat_result, before: tuple[int, ...] = ()) -> None:
         seen = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
-        if self._identity and seen != self._identity:
+        before = before or self._identity
+        if before and seen != before:
             raise ChangedError(
                 f"{self.path}: changed while it was being read",
                 hint="wait until the writer has finished, then run this again",
