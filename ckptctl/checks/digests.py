@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ _COREUTILS = re.compile(r"(\\?)([0-9a-fA-F]{64})(?:[ \t]+\*?(.+))?")
 _BSD = re.compile(r"SHA(?:2-)?256 ?\((.+)\) ?= ?([0-9a-fA-F]{64})")
 _PREFIXED = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _CHECKPOINTS = frozenset({".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".keras", ".tar"})
+_ABOVE = 3
+"""So many directories above that of a file may have a list of digests that names it."""
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 
@@ -127,3 +130,41 @@ def is_readable(source: Path) -> bool:
 
 def _unescaped(name: str) -> str:
     return re.sub(r"\\[\\nr]", lambda match: _ESCAPES[match[0]], name)
+
+
+class OnRecord:
+    """The digests on record in the directories of a checkpoint, and in the lists of those above it."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._listings: dict[Path, tuple[list[str], dict[str, str]]] = {}
+        self._root = root if root and root.is_dir() else None
+        if self._root:
+            self._listing(self._root)
+
+    def of(self, path: Path) -> tuple[Recorded, ...]:
+        """Return what is on record of a file."""
+        found = recorded_for(path, *self._listing(path.parent))
+        for above in path.parents[1 : 1 + _ABOVE]:
+            if os.path.lexists(above / SUMS):
+                digest = self._listing(above)[1].get(path.relative_to(above).as_posix())
+                found += (Recorded(digest=digest, source=above / SUMS),) if digest else ()
+        return found
+
+    def listed(self) -> list[Path]:
+        """Return the files that the lists in a directory name, where it is one checkpoint."""
+        root = self._root
+        if not root:
+            return []
+        within = [
+            (directory, sums) for directory, (_, sums) in self._listings.items() if directory.is_relative_to(root)
+        ]
+        return [directory / name for directory, sums in within for name in sorted(sums)]
+
+    def _listing(self, directory: Path) -> tuple[list[str], dict[str, str]]:
+        if directory not in self._listings:
+            try:
+                names = [entry.name for entry in directory.iterdir()]
+            except OSError:
+                names = []
+            self._listings[directory] = names, sums_of(directory, names)
+        return self._listings[directory]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _PADDED = re.compile(r"fp32_flat_groups|single_partition_of_fp32_groups")
 """Flat groups of DeepSpeed end in padding that nobody writes."""
+_MASK = re.compile(r"(?:^|[._])(?:(?:attn|attention|causal|padding)_)?(?:mask|masked_bias|bias_mask)$")
+"""Buffers that are added to scores of attention, to take positions out."""
 _TRAINED = frozenset({Component.MODEL, Component.OPTIMIZER, Component.OTHER})
 
 
@@ -27,7 +29,7 @@ def check_values(checkpoint: Checkpoint, progress: Callable[[int], None] = lambd
     """
     seen: set[object] = set()
     for part in (part for part in checkpoint.parts.values() if part.component in _TRAINED):
-        for tensor in part.tensors.values():
+        for tensor in (stored for one in part.tensors.values() for stored in (one, *one.parts)):
             if not has_stats(tensor) or tensor.identity in seen:
                 continue
             seen.add(tensor.identity)
@@ -46,6 +48,8 @@ def _odd(tensor: TensorInfo, found: Stats, component: Component) -> Iterator[Fin
         what = f"{tensor.name} {_described(tensor)} holds {' and '.join(kinds)}, the first at {where}"
         if _PADDED.search(tensor.name):
             yield _finding(tensor, Severity.WARNING, "not-finite", f"{what}; it may be padding, which is never used")
+        elif _MASK.search(tensor.name) and not found.nan:
+            yield _finding(tensor, Severity.WARNING, "not-finite", f"{what}; by its name it is a mask, which may")
         else:
             yield _finding(tensor, Severity.ERROR, "not-finite", what)
     elif found.zero and component is Component.MODEL and tensor.numel > 1:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.digests import SUMS, Recorded, recorded_for, sums_of
+from ckptctl.checks.digests import SUMS, OnRecord, Recorded
 from ckptctl.errors import CkptctlError, counted
 from ckptctl.formats import Checksum, checksums_of
 from ckptctl.formats import read as read_contents
@@ -87,7 +87,7 @@ def check_bytes(
 ) -> BytesReport:
     """Compare the bytes of a checkpoint with all that is on record of them; `digest_all` hashes the other files too.
 
-    `root` is the directory of the whole, whose ``SHA256SUMS`` may list what lies in directories below.
+    `root` is the directory of the whole: every file that a ``SHA256SUMS`` in it lists must be there.
     """
     files = _files(checkpoint, root)
     jobs: list[Callable[[], int]] = []
@@ -131,7 +131,7 @@ def _places(checkpoint: Checkpoint) -> tuple[dict[int, list[Place]], dict[int, d
 def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
     """Return the files of a checkpoint, each once, and others beside them that a ``SHA256SUMS`` lists."""
     found: dict[Path, FileBytes] = {}
-    records = _Records(root)
+    records = OnRecord(root)
     places, items = _places(checkpoint)
     for contents in checkpoint.files:
         path, number = contents.range.file.path, id(contents.range.file)
@@ -157,40 +157,6 @@ def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
             gone = found[path] = FileBytes(path=path, nbytes=0)
             gone.findings.append(_finding(gone, "missing-file", f"{path.name} is missing, though {SUMS} lists it"))
     return list(found.values())
-
-
-class _Records:
-    """The digests on record in the directories of a checkpoint, and in the one of the whole."""
-
-    def __init__(self, root: Path | None) -> None:
-        self._listings: dict[Path, tuple[list[str], dict[str, str]]] = {}
-        self._root = root if root and root.is_dir() else None
-        if self._root:
-            self._listing(self._root)
-
-    def of(self, path: Path) -> tuple[Recorded, ...]:
-        """Return what is on record of a file."""
-        found = recorded_for(path, *self._listing(path.parent))
-        root = self._root
-        if root and path.parent != root and path.is_relative_to(root):
-            digest = self._listing(root)[1].get(path.relative_to(root).as_posix())
-            found += (Recorded(digest=digest, source=root / SUMS),) if digest else ()
-        return found
-
-    def listed(self) -> list[Path]:
-        """Return the files that the lists in a directory name, where it is one checkpoint."""
-        if not self._root:
-            return []
-        return [directory / name for directory, (_, sums) in self._listings.items() for name in sorted(sums)]
-
-    def _listing(self, directory: Path) -> tuple[list[str], dict[str, str]]:
-        if directory not in self._listings:
-            try:
-                names = [entry.name for entry in directory.iterdir()]
-            except OSError:
-                names = []
-            self._listings[directory] = names, sums_of(directory, names)
-        return self._listings[directory]
 
 
 def _of_items(one: FileBytes, items: Iterable[ByteRange]) -> tuple[Checksum, ...]:

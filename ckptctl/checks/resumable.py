@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SLOTS = "exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|sum|exp_inf|ax|acc_delta"
 _STATE = re.compile(rf"((?:.*?\.)?)state\.(.+)\.({_SLOTS})")
+_STATED = re.compile(r"((?:.*?\.)?)state\.(.+)\.(?!step$)[A-Za-z_]\w*")
 _STEP = re.compile(r"(?:.*\.)?state\.(.+)\.step")
 _SCALER = re.compile(r"(.*[._])?(grad_?|loss_?|amp_)?scaler(_state)?(_dict)?|scaler|native_amp.*|.*MixedPrecision.*")
 _RANK = re.compile(r"(?:rng_state|random_states|rank)_?([0-9]+)$")
@@ -60,6 +61,14 @@ class ResumeReport:
     items: tuple[ResumeItem, ...]
     why: tuple[str, ...]
 
+    @property
+    def reason(self) -> str:
+        """`why` as a phrase: what is odd, and what a resume would be without."""
+        names = {item.name for item in self.items}
+        odd = [why for why in self.why if why not in names]
+        missing = [why for why in self.why if why in names]
+        return "; ".join([*odd, *([f"without {', '.join(missing)}"] if missing else [])])
+
 
 def resume_report(checkpoint: Checkpoint, *, whole: bool) -> ResumeReport:
     """Say what a resume would find; `whole` tells whether everything that was saved is still there."""
@@ -67,6 +76,7 @@ def resume_report(checkpoint: Checkpoint, *, whole: bool) -> ResumeReport:
     there = {item.name: item.there for item in items}
     usable = [item for item in items if item.name == "optimizer" and item.there]
     problems = [text for part in _parts(checkpoint, Component.OPTIMIZER) for text in _mismatches(checkpoint, part)]
+    fewer = [text for part in _parts(checkpoint, Component.OPTIMIZER) for text in _fewer(checkpoint, part)]
     missing = tuple(item.name for item in items if item.there is False)
     if not whole or not there["model"]:
         return ResumeReport(
@@ -74,8 +84,8 @@ def resume_report(checkpoint: Checkpoint, *, whole: bool) -> ResumeReport:
         )
     if not usable or problems:
         return ResumeReport(verdict=Verdict.WEIGHTS_ONLY, items=items, why=(*problems, *missing))
-    if missing:
-        return ResumeReport(verdict=Verdict.CONTINUES, items=items, why=missing)
+    if fewer or missing:
+        return ResumeReport(verdict=Verdict.CONTINUES, items=items, why=(*fewer, *missing))
     return ResumeReport(verdict=Verdict.EXACT, items=items, why=())
 
 
@@ -89,7 +99,7 @@ def _items(checkpoint: Checkpoint) -> Iterator[ResumeItem]:
     parts = checkpoint.parts
     model, optimizer = parts.get(Component.MODEL), parts.get(Component.OPTIMIZER)
     yield _item("model", bool(model and model.tensors), f"{len(model.tensors):,} tensors" if model else "")
-    stated = bool(optimizer and optimizer.tensors)
+    stated = bool(optimizer and (optimizer.tensors or _needs_no_state(checkpoint, optimizer)))
     yield _item("optimizer", stated, _optimizer(optimizer) if optimizer else "")
     scheduler = parts.get(Component.SCHEDULER)
     used = scheduler is not None or _was_scheduled(optimizer)
@@ -132,7 +142,7 @@ def _random(part: Part | None) -> Iterator[ResumeItem]:
 
 
 def _optimizer(part: Part) -> str:
-    stated = sum(map(len, _states(part).values()))
+    stated = _stated(part)
     wanted = sum(_length(group.get("params")) for group in _groups(part))
     covered = f"state for {stated} of {wanted} parameters" if wanted and stated else ""
     return ": ".join(text for text in (optimizer_kind(part), covered) if text)
@@ -148,20 +158,35 @@ def _states(part: Part) -> dict[str, dict[str, str]]:
     return found
 
 
-def _mismatches(checkpoint: Checkpoint, part: Part) -> Iterator[str]:
-    """Yield why the state of an optimizer cannot be that of the model beside it."""
-    if checkpoint.layout in _FLAT:
-        return  # flat partitions have other shapes
-    states = _states(part)
-    stated = sum(map(len, states.values()))
+def _needs_no_state(checkpoint: Checkpoint, part: Part) -> bool:
+    """Whether an optimizer that keeps nothing is one that has nothing to keep: before its first step, or plain SGD."""
+    groups = list(_groups(part))
+    plain = all(group.get("momentum", 1) == 0 and "betas" not in group for group in groups)
+    return bool(groups) and (plain or bool(checkpoint.step and checkpoint.step.value == 0))
+
+
+def _stated(part: Part) -> int:
+    """Return how many parameters have a state, whatever their optimizer keeps of them."""
+    return len({(found[1], found[2]) for name in part.tensors if (found := _STATED.fullmatch(name))})
+
+
+def _fewer(checkpoint: Checkpoint, part: Part) -> Iterator[str]:
+    """Yield that not every parameter has a state. It may be frozen, or never have had a gradient."""
+    stated = _stated(part)
     wanted = sum(_length(group.get("params")) for group in _groups(part))
-    if stated and stated < wanted:
+    if checkpoint.layout not in _FLAT and 0 < stated < wanted:
         yield f"the optimizer has a state for {stated} of {wanted} parameters"
+
+
+def _mismatches(checkpoint: Checkpoint, part: Part) -> Iterator[str]:
+    """Yield why the state of an optimizer cannot be that of the model beside it: most shapes are strange to it."""
     model = checkpoint.parts.get(Component.MODEL)
-    shapes = Counter(tensor.shape for name, tensor in (model.tensors if model else {}).items())
-    for of_one in states.values():
+    if checkpoint.layout in _FLAT or not model:
+        return  # flat partitions have other shapes
+    shapes = Counter(tensor.shape for tensor in model.tensors.values())
+    for of_one in _states(part).values():
         strange = Counter(part.tensors[name].shape for name in of_one.values()) - shapes
-        if strange and model:
+        if 2 * strange.total() > len(of_one):
             shape, count = next(iter(strange.items()))
             yield f"the optimizer's state is of another model: {count} of shape {list(shape)} too many"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ckptctl.model import Aspect, Checkpoint, Component, Finding, Part, Severity
@@ -18,10 +19,10 @@ _WITHOUT = {
     Component.DATA: ("data position", "a resume would repeat or skip samples"),
 }
 _RNG_KINDS = {
-    "python": (("python", "random_state"), "augmentation in Python would differ"),
-    "numpy": (("numpy",), "augmentation in NumPy would differ"),
-    "torch": (("torch", "cpu"), "dropout and shuffling would differ"),
-    "cuda": (("cuda",), "dropout would differ on the GPU"),
+    "python": (r"(?:.*_)?(?:python|py)(?:_.*)?|random(?:_rng)?(?:_states?)?", "augmentation in Python would differ"),
+    "numpy": (r".*numpy.*|(?:.*_)?np(?:_.*)?", "augmentation in NumPy would differ"),
+    "torch": (r"(?!.*(?:cuda|gpu)).*(?:torch|cpu).*|rng(?:_state)?", "dropout and shuffling would differ"),
+    "cuda": (r".*(?:cuda|gpu).*", "dropout would differ on the GPU"),
 }
 
 
@@ -49,7 +50,7 @@ def without(what: str) -> str:
 def rng_kinds(part: Part) -> tuple[str, ...]:
     """Return whose random states are there: python, numpy, torch, cuda."""
     keys = [key_text(key).lower() for key, value in _two_levels(part) if value is not None]
-    return tuple(kind for kind, (words, _) in _RNG_KINDS.items() if any(_says(key, words) for key in keys))
+    return tuple(kind for kind, (name, _) in _RNG_KINDS.items() if any(re.fullmatch(name, key) for key in keys))
 
 
 def _gaps(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
@@ -74,9 +75,3 @@ def _two_levels(part: Part) -> Iterator[tuple[object, object]]:
         inner = as_mapping(value)
         yield from inner.items() if inner else ((key, value),)
     yield from ((name.rpartition(".")[2], TensorRef(name=name)) for name in part.tensors)
-
-
-def _says(key: str, words: tuple[str, ...]) -> bool:
-    if words[0] == "torch" and "cuda" in key:
-        return False
-    return any(word in key for word in words) or (words[0] == "torch" and key in ("rng", "rng_state"))

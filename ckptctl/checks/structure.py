@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from ckptctl.checks.marks import unfinished_marks
 from ckptctl.errors import CkptctlError, MissingExtraError, UnknownFormatError, UnreadableError, UnsupportedError
 from ckptctl.layouts import open_checkpoint
 from ckptctl.model import Aspect, Component, Finding, Severity
+from ckptctl.storage import LocalFile
 from ckptctl.values import as_mapping
 
 if TYPE_CHECKING:
@@ -25,7 +27,12 @@ _WRONG = frozenset(
 """What is odd to a reader that can go on, and wrong in a checkpoint that is to be trusted."""
 _UNSEEN = (UnreadableError, MissingExtraError, UnsupportedError)
 _SHARD = re.compile(r"(.+?)-[0-9]{3,6}-of-[0-9]{3,6}(\.safetensors|\.bin)")
-_STEP = re.compile(r"(?:^checkpoint-|(?:^|[^a-z])(?:global_)?step[-_=]?)([0-9]{1,18})(?![0-9])")
+_STEP = re.compile(
+    r"(?:checkpoint-|(?:global_)?step[-_]?)([0-9]{1,18})(?:\.(?:pt|pth|ckpt|safetensors))?"
+    r"|(?:.*[-_])?step=([0-9]{1,18})(?:[-_].*)?(?:-v[0-9]+)?\.ckpt"
+)
+"""The names that trainers give, in which a number can be nothing but the step."""
+_MAX_JSON = 32 << 20
 _DEEPSPEED = ("param_shapes", "ds_version", "ds_config")
 
 
@@ -63,7 +70,7 @@ def look(path: Path, *, names: tuple[str, ...] | None = None) -> Looked:
     return Looked(
         checkpoint=checkpoint,
         findings=(*(_judged(finding) for finding in every), *_placeholders(checkpoint), *_extra_shards(checkpoint),
-                  *_steps(checkpoint)),
+                  *_steps(checkpoint), *_documents(checkpoint.path)),
     )  # fmt: skip
 
 
@@ -108,13 +115,34 @@ def _extra_shards(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _steps(checkpoint: Checkpoint) -> Iterator[Finding]:
     """The step in a name against the one inside. The number in the name of an accelerate state counts saves."""
     step = None if checkpoint.layout == "accelerate" else checkpoint.step
-    found = re.search(
-        r"(?:^checkpoint-|(?:^|[^a-z])(?:global_)?step[-_=]?)([0-9]{1,18})(?![0-9])", checkpoint.path.name
-    )
+    found = _STEP.fullmatch(checkpoint.path.name)
+    named = int(found[1] or found[2]) if found else None
     inside = step is not None and step.where != "in the name"
-    if step and found and inside and int(found[1]) != step.value:
-        what = f"its name says step {int(found[1]):,}, inside it is {step.value:,} ({step.where})"
+    if step and named is not None and inside and named != step.value:
+        what = f"its name says step {named:,}, inside it is {step.value:,} ({step.where})"
         yield _finding("step-mismatch", checkpoint.path.name, what)
+
+
+def _documents(directory: Path) -> Iterator[Finding]:
+    """Yield the JSON files of a checkpoint directory that are none: cut, or never written."""
+    for path in sorted(directory.glob("*.json")) if directory.is_dir() else ():
+        if path.is_file() and not _is_json(path):
+            yield _finding("bad-json", path.name, f"{path.name} is empty, cut or not JSON")
+
+
+def _is_json(path: Path) -> bool:
+    file = LocalFile(path)
+    if file.size > _MAX_JSON:
+        return True  # it is not parsed here
+    text = file.range().read()
+    file.release()
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    except RecursionError:
+        return True
+    return True
 
 
 def _finding(slug: str, where: str, message: str) -> Finding:

@@ -32,9 +32,13 @@ def guarded_each(calls: Iterable[Callable[[], int | None]], *, as_json: bool) ->
         _show("interrupted", "interrupted", None, as_json=as_json)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output has seen enough. Nothing more may be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        mute()
     return worst
+
+
+def mute() -> None:
+    """The reader of the output has seen enough: nothing more may be written, not even at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _status(call: Callable[[], int | None], *, as_json: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.cli._errors import NO, OK, TROUBLE, guarded_each
+from ckptctl.cli._errors import NO, OK, TROUBLE, guarded_each, mute
 from ckptctl.cli._output import Printer, joined, print_json, to_json
 from ckptctl.cli._progress import Bar
 from ckptctl.cli._text import escape, size
@@ -27,6 +28,7 @@ from ckptctl.ops.verify.run import latest_good, verify_path
 if TYPE_CHECKING:
     from ckptctl.ops.verify.run import Skipped
 
+_BESIDE = (".sha256", ".keep", "SHA256SUMS")
 _STATUS = {Judgement.GOOD: OK, Judgement.WRONG: NO, Judgement.UNSEEN: TROUBLE}
 
 
@@ -58,10 +60,13 @@ class Answer:
         bar.advance(count)
 
     def _calls(self, paths: Iterable[Path], bar: Bar) -> Iterator[Callable[[], VerifyReport]]:
-        for path in paths:
+        every = list(paths)
+        for path in every:
+            if len(every) > 1 and path.name.endswith(_BESIDE):
+                continue  # a pattern of the shell takes them along
             try:
                 yield from verify_path(path, self.level, partial(self._advance, bar))
-            except CkptctlError as error:  # noqa: PERF203  # one that cannot be listed does not stop the rest
+            except CkptctlError as error:  # one that cannot be listed does not stop the rest
                 yield partial(_raise, error)
 
     def _take(self, future: Future[VerifyReport]) -> int:
@@ -73,7 +78,11 @@ class Answer:
         if self.json:
             self.documents.append(to_json(report))
         if self.printer:
-            show(self.printer, report, brief=self.brief)
+            try:
+                show(self.printer, report, brief=self.brief)
+            except BrokenPipeError:  # nobody reads on; the exit status still counts
+                mute()
+                self.printer = None
         elif self.quiet and not report.good:
             show(Printer(error=True), report, brief=False)
         return _STATUS[report.judgement]
@@ -125,6 +134,8 @@ def newest(paths: list[Path], level: Level, *, as_json: bool) -> int:
         if found is None:
             print(f"ckptctl: {escape(str(paths[0]))}: no good checkpoint", file=sys.stderr)
             return NO
+        if isinstance(sys.stdout, io.TextIOWrapper):  # the very bytes of the name: a script opens it
+            sys.stdout.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
         print(found)
         return OK
 

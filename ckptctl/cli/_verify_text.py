@@ -54,7 +54,7 @@ def _bytes(report: VerifyReport) -> str:
         return ""
     if report.bytes is Outcome.UNVERIFIED:
         return "unverified until now" if report.wrote else "unverified: no digest on record (--write makes one)"
-    checked = [plural(report.records, "CRC") if report.records else "", "digest" if report.digests else ""]
+    checked = [plural(report.records, "CRC") if report.records else "", "digest" if report.compared else ""]
     return f"{' and '.join(part for part in checked if part)} verified"
 
 
@@ -66,7 +66,7 @@ def _finding(printer: Printer, finding: Finding, name: str) -> None:
 
 
 def _resume(printer: Printer, resume: ResumeReport) -> None:
-    why = f": without {', '.join(resume.why)}" if resume.why else ""
+    why = f": {resume.reason}" if resume.why else ""
     printer.paragraph(f"    resume {resume.verdict.value.upper()}{escape(why, limit=300)}")
     words = {True: "there", False: "missing", None: "–"}
     rows = [

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from ckptctl import __version__
-from ckptctl.cli._errors import guarded
+from ckptctl.cli._errors import guarded, mute
 
 COMMANDS = ("inspect", "verify", "convert")
 
@@ -74,5 +74,8 @@ def _prepare_streams() -> None:
 def _run(arguments: list[str]) -> int | None:
     asked = [name for name in COMMANDS if arguments[:1] == [name]]
     status: int | None = program(asked or COMMANDS)(arguments, prog_name="ckptctl", standalone_mode=False)
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        mute()
     return status

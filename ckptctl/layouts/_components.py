@@ -11,12 +11,14 @@ from ckptctl.model import Component, Contents, Part, TensorInfo
 from ckptctl.values import TensorRef, as_mapping, attributes, children, is_module, key_text, nested, text_items
 
 _SUFFIX = r"(_?state)?(_?dicts?)?"
+_LOADERS = r"(data_?)?loaders?|samplers?|dataset|data_iter(ator)?"
+_SEEN = r"consumed_.*(samples|tokens)|(.*_)?(samples|tokens)_(seen|consumed)"
 _NAMED = (
     (Component.RNG, rf"(.*_)?(rng|random)(_?states?)?{_SUFFIX}|(torch|numpy|python|cuda)_(rng_)?(state|seed)|seeds?"),
     (Component.SCHEDULER, rf"(.*_)?(lr_?)?sched(uler)?s?{_SUFFIX}|opt_param_scheduler"),
     (Component.OPTIMIZER, rf"(.*_)?optim(izer)?s?(_?states?|_by_name|_weights|_\d+)?{_SUFFIX}|opt|optim_state"),
     (Component.MODEL, rf"(models?|module|net|network)(_weights)?{_SUFFIX}|layers|state_dict|weights|params|parameters"),
-    (Component.DATA, r"loops|(.*_)?(data_?loaders?|samplers?|dataset)(_state(_dict)?)?|data|consumed_.*samples"),
+    (Component.DATA, rf"loops|(.*_)?({_LOADERS})(_state(_dict)?)?|data(_state|_position)?|{_SEEN}|batch_idx"),
     (Component.OTHER, r"(.*_)?ema(_.*)?|averaged_model|swa_.*"),
 )
 _BY_NAME = tuple((component, re.compile(pattern)) for component, pattern in _NAMED)

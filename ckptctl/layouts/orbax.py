@@ -93,14 +93,23 @@ def _incomplete(seen: Scan, metadata: Mapping[str, object]) -> Iterator[Finding]
         inner = set(_names_in(seen, name)) if (seen.path / name).is_dir() else set()
         if {"_METADATA", "_sharding"} & inner and not inner - {"_METADATA", "_sharding", "array_metadatas", _COMMITTED}:
             yield missing(seen, f"all data of the item {name}")
-        if "ocdbt.process_0" in inner | {"d"} & inner and "manifest.ocdbt" not in inner:
+        chunked = "d" in inner or any(one.startswith("ocdbt.process_") for one in inner)
+        if chunked and "manifest.ocdbt" not in inner:
             yield missing(seen, f"{name}/manifest.ocdbt")
         if "d" in inner and not _names_in(seen, f"{name}/d"):
             yield missing(seen, f"the data in {name}/d")
+        yield from _empty(seen, name)
     marked = [name for name in seen.names if _COMMITTED in _names_in(seen, name)]
     for name in seen.names if marked else ():
         if name not in marked and (seen.path / name).is_dir():
             yield unfinished(seen, f"the item {name} lacks its commit_success.txt")
+
+
+def _empty(seen: Scan, item: str) -> Iterator[Finding]:
+    """Yield the data files of an item that have nothing in them."""
+    for path in sorted((seen.path / item).rglob("*")) if (seen.path / item).is_dir() else ():
+        if path.name != _COMMITTED and path.is_file() and not path.stat().st_size:
+            yield missing(seen, f"the content of {path.relative_to(seen.path).as_posix()}")
 
 
 def _names_in(seen: Scan, name: str) -> tuple[str, ...]:

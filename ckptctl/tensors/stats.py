@@ -21,6 +21,7 @@ class _Layout:
     """The bits of a floating type: width in bytes, sign, the pattern of infinity, the smallest normal number.
 
     Where a type has no infinity, `infinite` is one above its largest number, and everything from there on is NaN.
+    One that has neither zero nor subnormal numbers has 0 for `normal`.
     """
 
     width: int
@@ -41,6 +42,7 @@ _LAYOUTS = {
     "F8_E4M3": _Layout(1, 1 << 7, 0x7F, 1 << 3, has_infinity=False),
     "F8_E4M3FNUZ": _Layout(1, 1 << 7, 0x80, 1 << 3, has_infinity=False, nan=0x80),
     "F8_E5M2FNUZ": _Layout(1, 1 << 7, 0x80, 1 << 2, has_infinity=False, nan=0x80),
+    "F8_E8M0": _Layout(1, 1 << 8, 1 << 8, 0, has_infinity=False, nan=0xFF),
 }
 _COMPLEX = {"C64": "F32", "C128": "F64", "C32": "F16"}
 
@@ -103,5 +105,5 @@ def _look(np: Any, numbers: Any, layout: _Layout, found: Stats, at: int, parts: 
             found.first = at + int(np.argmax(bad)) // parts
         found.zero = found.subnormal = False
     largest = int(size.max())
-    found.zero = found.zero and largest == 0
+    found.zero = found.zero and largest == 0 and layout.normal > 0
     found.subnormal = found.subnormal and largest < layout.normal

@@ -173,3 +173,29 @@ def test_memory_does_not_grow_with_the_bytes(tmp_path):
     ]
     assert peaks[1] < 120_000_000
     assert peaks[1] - peaks[0] < 30_000_000
+
+
+def test_whoever_stops_reading_still_gets_the_status(tmp_path):
+    (tmp_path / "bad.pt").write_bytes(BAD.read_bytes())
+    command = [sys.executable, "-m", "ckptctl", "verify", *[str(tmp_path / "bad.pt")] * 400]
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False).returncode == 1
+    os.close(writer)
+
+
+def test_the_path_of_the_newest_is_printed_as_it_is(tmp_path):
+    run = os.fsencode(tmp_path) + b"/r\xff\x1b"
+    os.mkdir(run)  # a name of bytes
+    torch.save({"model": {"w": torch.ones(2)}, "step": 1}, os.fsdecode(run) + "/step_1.pt")
+    command = [sys.executable, "-m", "ckptctl", "verify", "--latest-good", run]
+    result = subprocess.run(command, capture_output=True, timeout=60, check=True)
+    assert result.stdout == run + b"/step_1.pt\n"
+
+
+def test_a_pattern_may_take_digests_along(ckptctl, tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.ones(2)}, path)
+    assert ckptctl("verify", "--write", path).status == 0
+    result = ckptctl("verify", *sorted(tmp_path.iterdir()))
+    assert (result.status, len(result.out.splitlines())) == (0, 1)

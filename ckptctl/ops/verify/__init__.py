@@ -50,10 +50,15 @@ def verify(
         found = check_bytes(looked.checkpoint, root=where, digest_all=asked.write, progress=progress)
         findings += [*found.findings, *safety(looked.checkpoint, allowed=asked.allowed)]
         report = replace(
-            report, bytes=found.outcome, records=found.records, digests=dict(found.digests), read=found.nbytes
+            report,
+            bytes=found.outcome,
+            records=found.records,
+            compared=found.compared,
+            digests=dict(found.digests),
+            read=found.nbytes,
         )
-        if asked.strict and found.outcome is Outcome.UNVERIFIED:
-            findings.append(_unverified(shown))
+        if asked.strict:
+            findings = _strictly(shown, findings, found.outcome)
     if asked.values:
         from ckptctl.checks.finite import check_values  # noqa: PLC0415  # NumPy, only for those who ask
 
@@ -81,16 +86,20 @@ def _described(path: Path, looked: Looked) -> VerifyReport:
     )
 
 
-def _unverified(path: Path) -> Finding:
-    message = "nothing is on record to compare its bytes with (--write makes a digest)"
-    return Finding(
-        aspect=Aspect.BYTES, severity=Severity.ERROR, slug="unverified", where=path.name, message=message
-    )  # fmt: skip
+def _strictly(path: Path, findings: list[Finding], outcome: Outcome) -> list[Finding]:
+    """Make an error of what is unverified, and of a digest on record that cannot be read."""
+    found = [replace(one, severity=Severity.ERROR) if one.slug == "no-digest" else one for one in findings]
+    if outcome is Outcome.UNVERIFIED:
+        message = "nothing is on record to compare its bytes with (--write makes a digest)"
+        found.append(
+            Finding(aspect=Aspect.BYTES, severity=Severity.ERROR, slug="unverified", where=path.name, message=message)
+        )
+    return found
 
 
 def _required(path: Path, resume: ResumeReport, wanted: Verdict | None) -> list[Finding]:
     """Say that a resume would be less than what is required."""
     if wanted is None or _ORDER.index(resume.verdict) <= _ORDER.index(wanted):
         return []
-    message = f"a resume is {resume.verdict.value}, {wanted.value} is required: without {', '.join(resume.why)}"
+    message = f"a resume is {resume.verdict.value}, {wanted.value} is required: {resume.reason}"
     return [Finding(aspect=Aspect.RESUME, severity=Severity.ERROR, slug="resume", where=path.name, message=message)]

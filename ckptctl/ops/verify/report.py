@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.checks.intact import Outcome
 from ckptctl.checks.structure import is_wrong
+from ckptctl.errors import MissingExtraError, UnreadableError
 from ckptctl.model import Severity
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
     from ckptctl.checks.resumable import ResumeReport, Verdict
     from ckptctl.model import Finding, Found
+
+
+_UNSEEN = frozenset({UnreadableError.slug, MissingExtraError.slug})
+"""What says nothing about a file, but that nobody could look."""
 
 
 class Judgement(enum.Enum):
@@ -48,7 +53,8 @@ class VerifyReport:
     """What was found about one checkpoint.
 
     `bytes` is None where they were not looked at; `records` counts the checksums inside files that were compared,
-    `digests` the SHA-256 of files, by path; `read` is how many bytes were read; `wrote` are digests that were written.
+    `digests` are the SHA-256 of files, by path, of which so many were `compared` with one on record and agree; `read`
+    is how many bytes were read; `wrote` are digests that were written.
     """
 
     path: Path
@@ -62,6 +68,7 @@ class VerifyReport:
     findings: tuple[Finding, ...] = ()
     resume: ResumeReport | None = None
     records: int = 0
+    compared: int = 0
     digests: dict[Path, str] = field(default_factory=dict)
     read: int = 0
     wrote: tuple[Path, ...] = ()
@@ -84,7 +91,7 @@ class VerifyReport:
 
 def judged(findings: tuple[Finding, ...], *, seen: bool) -> Judgement:
     """Sum up findings."""
-    if not seen:
+    wrong = [finding.slug for finding in findings if finding.severity is Severity.ERROR]
+    if not seen or (wrong and _UNSEEN.issuperset(wrong)):
         return Judgement.UNSEEN
-    wrong = any(finding.severity is Severity.ERROR for finding in findings)
     return Judgement.WRONG if wrong else Judgement.GOOD

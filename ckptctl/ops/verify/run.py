@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.completeness import EMPTY
+from ckptctl.checks.completeness import EMPTY, glance
 from ckptctl.checks.structure import left_empty, missing_pointers, orphan_digests
 from ckptctl.errors import UsageError
-from ckptctl.model import Aspect, Finding, Severity
+from ckptctl.model import Aspect, Component, Finding, Severity
 from ckptctl.model.run import State
 from ckptctl.ops.verify import Level, VerifyReport, verify
-from ckptctl.ops.verify.report import judged
+from ckptctl.ops.verify.report import Judgement, judged
 from ckptctl.runs import find_runs, is_run
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ckptctl.model.run import CheckpointInfo, Run
 
+_WEIGHTS = (".safetensors", ".index.json", ".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras")
+_SHARD = re.compile(r".+-[0-9]{3,6}-of-[0-9]{3,6}\.(?:safetensors|bin)")
 _RANKED = re.compile(r"(.*[-_.])rank[-_]?[0-9]{1,6}(\.(?:pt|pth|bin|ckpt))")
 
 
@@ -35,29 +37,46 @@ class Skipped:
 def verify_path(
     path: Path, level: Level, progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[Callable[[], VerifyReport]]:
-    """Yield a call for each checkpoint at a path: one, or all of the runs in it."""
+    """Yield a call for each checkpoint at a path: one, or all of the runs in it and those beside them."""
     runs = find_runs(path) if is_run(path) else ()
     if not runs:
         yield lambda: verify(path, level=level, progress=progress)
     for run in runs:
         for info in run.checkpoints:
             if not _is_passed(run, info):
-                yield from _calls(info, level, progress)
+                yield from (call for _, call in _calls(info, level, progress))
         beside = _of_run(run)
         if beside.findings or not run.checkpoints:
             yield lambda beside=beside: beside  # type: ignore[misc]
+    for directory, names in {run.path: run.others for run in runs}.items():
+        for name in _weights(directory, names):
+            yield lambda where=directory / name: verify(where, level=level, progress=progress)  # type: ignore[misc]
+
+
+def _weights(directory: Path, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield the checkpoints beside those of a run that hold a model: the best or the final weights."""
+    indexed = any(name.endswith(".index.json") for name in names)
+    for name in names:
+        path = directory / name
+        shard = indexed and _SHARD.fullmatch(name)
+        if name.endswith(_WEIGHTS) and path.is_file() and not path.is_symlink() and not shard:
+            seen = glance(path)
+            if seen.recognised and (seen.checkpoint is None or Component.MODEL in seen.checkpoint.parts):
+                yield name
 
 
 def _is_passed(run: Run, info: CheckpointInfo) -> bool:
-    """Whether it is an empty name that training has long left behind: nobody would resume from it."""
+    """Whether it is an empty directory that training has long left behind: nobody would resume from it."""
     newer = run.checkpoints[run.checkpoints.index(info) + 1 :]
-    return info.completeness.why == (EMPTY,) and any(other.complete for other in newer)
+    empty = info.completeness.why == (EMPTY,) and info.path.is_dir()
+    return empty and any(other.complete for other in newer)
 
 
 def latest_good(path: Path, level: Level) -> tuple[Path | None, tuple[Skipped, ...]]:
     """Return the newest checkpoint of a run that is complete and of which no digest or checksum failed.
 
-    With `level.quick`, complete is enough. The second value is what was passed over.
+    With `level.quick`, complete is enough; what else the level asks for must be right too. Safety does not count.
+    The second value is what was passed over.
 
     Raises
     ------
@@ -65,32 +84,54 @@ def latest_good(path: Path, level: Level) -> tuple[Path | None, tuple[Skipped, .
         There are several runs in the directory.
     """
     runs = [run for run in find_runs(path) if run.checkpoints]
-    if len(runs) > 1:
-        names = ", ".join(sorted({str(run.path) for run in runs})[:4])
-        raise UsageError(f"{path}: it holds {len(runs)} runs, of which one must be named", hint=names)
     skipped: list[Skipped] = []
-    for info in reversed(runs[0].checkpoints if runs else ()):
-        reports = [call() for call in _calls(info, level, lambda _: None)]
-        bad = [report for report in reports if not report.intact]
-        if not bad:
-            return info.path, tuple(skipped)
-        wrong = [f for report in bad for f in report.findings if f.severity is Severity.ERROR]
-        skipped.append(Skipped(path=info.path, why="; ".join(finding.message for finding in wrong[:2])))
+    for info in _newest_first(path, runs):
+        for where, call in _calls(info, level, lambda _: None):
+            report = call()
+            wrong = [f for f in report.findings if f.severity is Severity.ERROR and f.aspect is not Aspect.SAFETY]
+            if not wrong and report.judgement is not Judgement.UNSEEN:
+                return where, tuple(skipped)
+            said = [finding.message for finding in wrong or report.findings]
+            skipped.append(Skipped(path=where, why="; ".join(said[:2]) or "it could not be looked at"))
     return None, tuple(skipped)
 
 
-def _calls(info: CheckpointInfo, level: Level, progress: Callable[[int], None]) -> Iterator[Callable[[], VerifyReport]]:
-    """Yield a call for each name of a checkpoint; the files of all ranks are one."""
+def _newest_first(path: Path, runs: list[Run]) -> list[CheckpointInfo]:
+    """Return the checkpoints of a run, the newest first; of several families in one directory, by their time."""
+    if len({run.path for run in runs}) > 1:
+        names = ", ".join(sorted({str(run.path) for run in runs})[:4])
+        raise UsageError(f"{path}: it holds {len(runs)} runs, of which one must be named", hint=names)
+    if len(runs) > 1:
+        return sorted((i for run in runs for i in run.checkpoints), key=lambda info: info.saved_at, reverse=True)
+    return list(reversed(runs[0].checkpoints)) if runs else []
+
+
+def _calls(
+    info: CheckpointInfo, level: Level, progress: Callable[[int], None]
+) -> Iterator[tuple[Path, Callable[[], VerifyReport]]]:
+    """Yield the path and a call for each name of a checkpoint; the files of all ranks are one."""
     ranked = tuple(path.name for path in info.paths if _RANKED.fullmatch(path.name))
+    others = [path for path in info.paths if len(ranked) < 2 or path.name not in ranked]
     if level.quick and not (level.values or level.resume or level.require):
-        yield lambda: _of_info(info)
+        if len(ranked) > 1 or len(others) == 1:
+            yield info.path, lambda: _of_info(info)
+            return
+        for path in others:
+            yield (
+                path,
+                lambda path=path: _of_info(  # type: ignore[misc]
+                    replace(info, path=path, completeness=glance(path).completeness)
+                ),
+            )
         return
     if len(ranked) > 1:
         directory = info.path.parent
-        yield lambda: _with_siblings(verify(directory, level=level, names=ranked, progress=progress), info)
-    for path in info.paths:
-        if len(ranked) < 2 or path.name not in ranked:
-            yield lambda path=path: _with_siblings(verify(path, level=level, progress=progress), info)  # type: ignore[misc]
+        yield (
+            directory / ranked[0],
+            lambda: _with_siblings(verify(directory, level=level, names=ranked, progress=progress), info),
+        )
+    for path in others:
+        yield path, lambda path=path: _with_siblings(verify(path, level=level, progress=progress), info)  # type: ignore[misc]
 
 
 def _with_siblings(report: VerifyReport, info: CheckpointInfo) -> VerifyReport:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.digests import SUMS, recorded_for, sums_of
+from ckptctl.checks.digests import SUMS, is_readable, recorded_for, sums_of
 from ckptctl.model import Aspect, Finding, Severity
 from ckptctl.ops.verify.report import Judgement
 from ckptctl.storage import LocalFile
@@ -45,11 +46,9 @@ def _sums(report: VerifyReport, directory: Path) -> VerifyReport:
     digests = {name: report.digests.get(path) or _digest(path) for name, path in found.items()}
     wrong = [name for name, digest in digests.items() if known.get(name, digest) != digest]
     if wrong:
-        finding = Finding(
-            aspect=Aspect.BYTES, severity=Severity.ERROR, slug="digest-mismatch", where=wrong[0],
-            message=f"{SUMS} says another digest of {wrong[0]}; nothing was written",
-        )  # fmt: skip
-        return replace(report, findings=(*report.findings, finding), judgement=Judgement.WRONG)
+        return _refused(report, "digest-mismatch", wrong[0], f"{SUMS} says another digest of {wrong[0]}")
+    if os.path.lexists(directory / SUMS) and not is_readable(directory / SUMS):
+        return _refused(report, "no-digest", SUMS, f"there are lines in {SUMS} that are no digests")
     if digests.keys() <= known.keys():
         return report
     lines = b"".join(sidecar_line(digest, name) for name, digest in sorted({**known, **digests}.items()))
@@ -74,3 +73,11 @@ def _digest(path: Path) -> str:
         at += count
     file.release()
     return digest.hexdigest()
+
+
+def _refused(report: VerifyReport, slug: str, where: str, why: str) -> VerifyReport:
+    """Say why digests were asked for and not written."""
+    finding = Finding(
+        aspect=Aspect.BYTES, severity=Severity.ERROR, slug=slug, where=where, message=f"{why}; nothing was written"
+    )  # fmt: skip
+    return replace(report, findings=(*report.findings, finding), judgement=Judgement.WRONG)
