@@ -92,6 +92,12 @@ class ExistsError(CkptctlError):
     slug = "exists"
 
 
+class PolicyError(CkptctlError):
+    """What was asked to keep would lose what must not be lost, or says too little: nothing was deleted."""
+
+    slug = "policy"
+
+
 class LockedError(CkptctlError):
     """Somebody else is writing the same file at this moment."""
 

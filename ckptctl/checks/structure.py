@@ -45,9 +45,14 @@ class Looked:
     seen: bool = True
 
     @property
+    def wrong(self) -> frozenset[str]:
+        """What is wrong with its structure, by the slugs of the findings."""
+        return frozenset(finding.slug for finding in self.findings if is_wrong(finding))
+
+    @property
     def whole(self) -> bool:
         """Whether nothing is wrong with its structure."""
-        return self.checkpoint is not None and not any(is_wrong(finding) for finding in self.findings)
+        return self.checkpoint is not None and not self.wrong
 
 
 def is_wrong(finding: Finding) -> bool:

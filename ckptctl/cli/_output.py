@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from ckptctl.cli._text import escape
@@ -127,6 +127,10 @@ def to_json(value: object) -> object:
             return str(value)
         case datetime():
             return value.isoformat(timespec="seconds")
+        case timedelta():
+            return value.total_seconds()
+        case frozenset():
+            return sorted(value)
         case Mapping():
             return {str(to_json(key)): to_json(inner) for key, inner in value.items()}
         case list() | tuple():

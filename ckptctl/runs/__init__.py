@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import UnreadableError, UsageError
 from ckptctl.layouts import layout_of
 from ckptctl.model.run import Run
-from ckptctl.runs._directory import look
-from ckptctl.runs._slots import runs_of
+from ckptctl.runs._directory import Directory, pointers_in
+from ckptctl.runs._directory import look as look_into
+from ckptctl.runs._names import name_of
+from ckptctl.runs._slots import rank_stem, runs_of
 
 if TYPE_CHECKING:
     import os
@@ -22,7 +24,19 @@ _FILE_FAMILIES = ("checkpoint", "ckpt", "step", "global_step", "ckpt_step", "che
 
 _ROOTS = ("deepspeed", "rank-files")
 
-__all__ = ["find_checkpoints", "find_runs", "is_run"]
+__all__ = [
+    "checkpoint_names",
+    "directories_in",
+    "find_checkpoints",
+    "find_runs",
+    "holds_run",
+    "is_nested_run",
+    "is_run",
+    "look_into",
+    "parts_of",
+    "pointers_in",
+    "runs_in",
+]
 
 
 def find_checkpoints(root: str | os.PathLike[str], *, pattern: str | None = None) -> tuple[CheckpointInfo, ...]:
@@ -52,23 +66,64 @@ def find_runs(root: str | os.PathLike[str], *, pattern: str | None = None) -> tu
         compiled = re.compile(pattern) if pattern is not None else None
     except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(f"--pattern {(pattern or '')[:80]!r} is no regular expression: {error}") from None
-    here = look(Path(root), compiled)
+    here = look_into(Path(root), compiled)
     runs = runs_of(here)
     if runs:
         return runs
-    below = [_below(here.path / name, compiled) for name in here.directories]
+    below = [_below(path, compiled) for path in directories_in(here)]
     return (
         tuple(run for found in below for run in found) if any(r.checkpoints for found in below for r in found) else ()
     )
 
 
+def runs_in(path: Path) -> tuple[Run, ...]:
+    """Return the runs whose checkpoints lie in a directory itself.
+
+    Raises
+    ------
+    UnreadableError
+        It is not there, or may not be read.
+    """
+    return runs_of(look_into(path, None))
+
+
+def directories_in(here: Directory) -> tuple[Path, ...]:
+    """Return the directories in one that holds no run itself; one of them may be called like a checkpoint."""
+    named = (named.name for named in here.checkpoints if (here.path / named.name).is_dir())
+    return tuple(here.path / name for name in sorted({*here.directories, *named}))
+
+
 def _below(path: Path, pattern: re.Pattern[str] | None) -> tuple[Run, ...]:
     """Return the runs in a directory; one that may not be read is a run of which nothing is known."""
     try:
-        return runs_of(look(path, pattern))
+        return runs_of(look_into(path, pattern))
     except UnreadableError as error:
         why = error.message.removeprefix(f"{path}: ")
         return (Run(path=path, family="", title=f"not read: {why}", checkpoints=()),)
+
+
+def parts_of(info: CheckpointInfo) -> tuple[tuple[Path, tuple[str, ...] | None], ...]:
+    """Return what a checkpoint's names are to be opened as: each path by itself, the files of all ranks together.
+
+    Of those the path is their directory, and the names of the files come with it.
+    """
+    ranked = tuple(path.name for path in info.paths if rank_stem(path.name))
+    if len(ranked) < 2:
+        return tuple((path, None) for path in info.paths)
+    return ((info.path.parent, ranked), *((path, None) for path in info.paths if path.name not in ranked))
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a checkpoint directory also holds checkpoints of a run, which would go with it."""
+    layout = layout_of(path)
+    names = checkpoint_names(path, directories=True)
+    return any((path / n.name).is_dir() for n in names) or bool(names and layout is None)
+
+
+def is_nested_run(name: str) -> bool:
+    """Whether a directory somewhere in a checkpoint is called like a checkpoint of a trainer's run."""
+    named = name_of(name, directory=True)
+    return named is not None and not named.bare and named.family in _FILE_FAMILIES and named.family != "global_step"
 
 
 def is_run(path: Path) -> bool:
@@ -88,7 +143,7 @@ def checkpoint_names(path: Path, *, directories: bool) -> tuple[Named, ...]:
     On demand only those of directories, and of files that no checkpoint has among its own. A bare number, and
     what DeepSpeed puts into the checkpoint of another trainer, do not count then.
     """
-    named = look(path, None).checkpoints
+    named = look_into(path, None).checkpoints
     if not directories:
         return named
     named = tuple(n for n in named if not n.bare and n.family != "global_step")

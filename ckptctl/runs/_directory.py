@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,12 @@ from ckptctl.runs._names import Named, name_of
 from ckptctl.storage import LocalFile, unreadable
 
 if TYPE_CHECKING:
-    import re
     from pathlib import Path
 
 _TRACKER = "latest_checkpointed_iteration.txt"
-_TEXTS = ("latest", "latest_universal", _TRACKER)
+_TRACKERS = ("latest", "latest_universal", _TRACKER)
+_TEXTS = re.compile(r"(?:[a-z_-]+[_-])?(?:latest|last|best|newest)(?:[_-][a-z_-]+)?(?:\.txt)?")
+"""Other small text files that may name a checkpoint, such as ``last_checkpoint`` of Detectron2."""
 _MAX_TEXT = 256
 _KEEP = ".keep"
 
@@ -44,7 +46,7 @@ def look(path: Path, pattern: re.Pattern[str] | None) -> Directory:
         names.add(entry.name)
         if entry.is_symlink():
             pointers.append(_link(path, entry.name))
-        elif entry.name in _TEXTS and entry.is_file():
+        elif entry.is_file() and (entry.name in _TRACKERS or _may_point(entry)):
             pointers += _text(path, entry.name)
         elif not entry.name.startswith(".ckptctl-") and not _is_mark(entry.name, every):
             directory = entry.is_dir()
@@ -76,10 +78,10 @@ def is_pinned(path: Path, names: frozenset[str]) -> bool:
 
 
 def _link(path: Path, name: str) -> Pointer:
-    """A link: if it leads to a name in the same directory, to that name."""
-    target = os.path.realpath(path / name)
-    inside = os.path.dirname(target) == os.path.realpath(path)  # noqa: PTH120  # a string that realpath made
-    shown = os.path.basename(target) if inside else os.readlink(path / name)  # noqa: PTH115, PTH119
+    """A link: if it leads into the same directory, to the name there, also where it leads further down."""
+    target, root = os.path.realpath(path / name), os.path.realpath(path)
+    inside = target.startswith(root + os.sep)
+    shown = target[len(root) + 1 :].partition(os.sep)[0] if inside else os.readlink(path / name)  # noqa: PTH115
     return Pointer(name=name, target=shown, dangling=not os.path.exists(target))  # noqa: PTH110
 
 
@@ -98,6 +100,22 @@ def _link_as_text(path: Path, entry: os.DirEntry[str]) -> Pointer | None:
     return Pointer(name=entry.name, target=text, dangling=not os.path.exists(path / text))  # noqa: PTH110
 
 
+def _may_point(entry: os.DirEntry[str]) -> bool:
+    return bool(_TEXTS.fullmatch(entry.name)) and entry.stat().st_size <= _MAX_TEXT
+
+
+def pointers_in(path: Path) -> tuple[Pointer, ...]:
+    """Return the links and text files in a directory that point at something, without a look at anything else."""
+    found = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                found.append(_link(path, entry.name))
+            elif entry.name in _TRACKERS or (_TEXTS.fullmatch(entry.name) and entry.is_file() and _may_point(entry)):
+                found += _text(path, entry.name)
+    return tuple(found)
+
+
 def _text(path: Path, name: str) -> list[Pointer]:
     """A text file that names the newest checkpoint; one with anything else in it points nowhere."""
     try:
@@ -109,8 +127,9 @@ def _text(path: Path, name: str) -> list[Pointer]:
     if name == _TRACKER and text.isascii() and text.isdigit() and len(text) < 19:
         text = f"iter_{int(text):07d}"
     outer, _, last = text.removeprefix("./").rpartition("/")
-    if outer in ("", os.fspath(path), os.path.realpath(path)):
-        text = last
+    if outer in ("", os.fspath(path), os.path.realpath(path)) or os.path.lexists(path / last):
+        text = last  # a path that was written on another machine still means the one of that name
     if not text or len(text) > _MAX_TEXT or "/" in text or text in (".", ".."):
         return []
-    return [Pointer(name=name, target=text, dangling=not os.path.exists(path / text))]  # noqa: PTH110
+    dangling = not os.path.exists(path / text)  # noqa: PTH110
+    return [Pointer(name=name, target=text, dangling=dangling)] if name in _TRACKERS or not dangling else []

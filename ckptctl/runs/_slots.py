@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SIDECARS = (".sha256", ".keep", "-unfinished")
 _COMMIT = "trainer_state.json"
 _FEWER = "{} ranks are here, siblings have {}, and no file says how many there were"
-_RANK = re.compile(r"(?<=rank)[-_]?[0-9]{1,6}(?=\.)")
+_RANK = re.compile(r"(?<=rank)[-_]?[0-9]{1,6}(?=\.(?!safetensors))")
 _ORDER = (State.WHOLE, State.UNFINISHED, State.DAMAGED, State.UNKNOWN)
 
 
@@ -43,12 +43,17 @@ def runs_of(here: Directory) -> tuple[Run, ...]:
     return tuple(_run(here, family, found, others) for family, found in sorted(known.items()))
 
 
+def rank_stem(name: str) -> str:
+    """Return what the names of the files of all ranks have in common; empty for what is no file of a rank."""
+    return _RANK.sub("", name) if _RANK.search(name) else ""
+
+
 def _entries(here: Directory) -> Iterable[Entry]:
     """Look at each name; a bare number counts only if what it names is a checkpoint."""
     ranks: dict[str, list[Named]] = {}
     for named in here.checkpoints:
         if named.rank is not None:
-            ranks.setdefault(_RANK.sub("", named.name), []).append(named)
+            ranks.setdefault(rank_stem(named.name), []).append(named)
             continue
         path = here.path / named.name
         entry = entry_of(named, (path,), glance(path))

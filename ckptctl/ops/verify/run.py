@@ -13,7 +13,7 @@ from ckptctl.model import Aspect, Component, Finding, Severity
 from ckptctl.model.run import State
 from ckptctl.ops.verify import Level, VerifyReport, verify
 from ckptctl.ops.verify.report import Judgement, judged
-from ckptctl.runs import find_runs, is_run
+from ckptctl.runs import find_runs, is_run, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _WEIGHTS = (".safetensors", ".index.json", ".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras")
 _SHARD = re.compile(r".+-[0-9]{3,6}-of-[0-9]{3,6}\.(?:safetensors|bin)")
-_RANKED = re.compile(r"(.*[-_.])rank[-_]?[0-9]{1,6}(\.(?:pt|pth|bin|ckpt))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,28 +109,19 @@ def _calls(
     info: CheckpointInfo, level: Level, progress: Callable[[int], None]
 ) -> Iterator[tuple[Path, Callable[[], VerifyReport]]]:
     """Yield the path and a call for each name of a checkpoint; the files of all ranks are one."""
-    ranked = tuple(path.name for path in info.paths if _RANKED.fullmatch(path.name))
-    others = [path for path in info.paths if len(ranked) < 2 or path.name not in ranked]
-    if level.quick and not (level.values or level.resume or level.require):
-        if len(ranked) > 1 or len(others) == 1:
-            yield info.path, lambda: _of_info(info)
-            return
-        for path in others:
+    parts = parts_of(info)
+    for where, names in parts:
+        path = where / names[0] if names else where
+        if level.quick and not (level.values or level.resume or level.require):
+            one = info if len(parts) == 1 else replace(info, path=path, completeness=glance(path).completeness)
+            yield path, lambda one=one: _of_info(one)  # type: ignore[misc]
+        else:
             yield (
                 path,
-                lambda path=path: _of_info(  # type: ignore[misc]
-                    replace(info, path=path, completeness=glance(path).completeness)
+                lambda where=where, names=names: _with_siblings(  # type: ignore[misc]
+                    verify(where, level=level, names=names, progress=progress), info
                 ),
             )
-        return
-    if len(ranked) > 1:
-        directory = info.path.parent
-        yield (
-            directory / ranked[0],
-            lambda: _with_siblings(verify(directory, level=level, names=ranked, progress=progress), info),
-        )
-    for path in others:
-        yield path, lambda path=path: _with_siblings(verify(path, level=level, progress=progress), info)  # type: ignore[misc]
 
 
 def _with_siblings(report: VerifyReport, info: CheckpointInfo) -> VerifyReport:
