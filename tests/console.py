@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -24,11 +25,20 @@ def rendered(page: str) -> str:
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "tests").symlink_to(ROOT / "tests")
+        _make_run(Path(directory) / "runs" / "gpt2")
         os.chdir(directory)
         try:
             return _BLOCK.sub(lambda block: block[1] + _run(block[2]) + block[3], page)
         finally:
             os.chdir(before)
+
+
+def _make_run(directory: Path) -> None:
+    """A run that may be pruned, saved step by step."""
+    shutil.copytree(ROOT / "tests" / "corpus" / "data" / "transformers" / "trainer_run", directory)
+    for path in directory.rglob("*"):
+        seconds = 1e9 + int(path.relative_to(directory).parts[0].rpartition("-")[2] or 0)
+        os.utime(path, (seconds, seconds))
 
 
 def _run(block: str) -> str:
@@ -47,7 +57,8 @@ def output_of(command: str) -> str:
     clock = mock.patch(
         "ckptctl.rewrite.carry_out.time", mock.Mock(monotonic=mock.Mock(side_effect=itertools.count(0, 0.1)))
     )
-    with ages, clock, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    saved = mock.patch("ckptctl.cli._prune_text._saved", return_value="Nov 12 04:10")
+    with ages, saved, clock, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         main(arguments[1:])
     return out.getvalue()
 

@@ -107,8 +107,7 @@ class Answer:
         if self.json:
             print_json(self._document(pruning))
         elif self.printer and self.reports and any(one.deleted or one.emptied for one in self.reports):
-            until = self.now + self.settings.trash_for if self.settings.trash_for else None
-            self.printer.line(done(pruning.plans, self.reports, until))
+            self.printer.line(done(pruning.plans, self.reports, self.settings.trash_for))
 
     def _document(self, pruning: Pruning) -> dict[str, object]:
         done_in = {report.path: report for report in self.reports}

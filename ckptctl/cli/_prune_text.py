@@ -127,15 +127,15 @@ def _counts(plans: list[PrunePlan]) -> Counter[Action]:
     return Counter(decision.action for decision in every)
 
 
-def done(plans: list[PrunePlan], reports: list[PruneReport], trash_until: datetime | None) -> str:
+def done(plans: list[PrunePlan], reports: list[PruneReport], trash_for: timedelta) -> str:
     """Return what was done: deleted 17 of 25, freed 952.0 GB."""
     total = sum(_counts(plans).values())
     deleted = sum(report.count for report in reports)
     emptied = sum(len(report.emptied) for report in reports)
-    where = f"put into the trash until {trash_until.astimezone():%b %d %H:%M}" if trash_until else "deleted"
+    verb = f"put into the trash for {_time(trash_for)}:" if trash_for else "deleted"
     return joined(
         [
-            f"{where}: {deleted:,} of {total:,}" if trash_until else f"deleted {deleted:,} of {total:,}",
+            f"{verb} {deleted:,} of {total:,}",
             f"emptied {emptied:,} from the trash" if emptied else "",
             f"freed {size(sum(report.freed for report in reports))}",
         ],

@@ -63,11 +63,8 @@ def run(  # as many as there are rules
         keep_last, keep_best, metric, mode, anchor_every, anchor_mode, keep_within, keep_every, keep_step, keep,
         remove_incomplete,
     )  # fmt: skip
-    settings = Settings(
-        policy=policy,
-        verify_bytes=verify is given.Verification.BYTES,
-        trash_for=given.duration(trash_for, "--trash-for"),
-    )
+    keep_trash = given.duration(trash_for, "--trash-for")
+    settings = Settings(policy=policy, verify_bytes=verify is given.Verification.BYTES, trash_for=keep_trash)
     rules = (keep_last, keep_best, anchor_every, keep_within, keep_every, keep_step, keep)
     explicit = any(rule not in (None, "", []) for rule in rules)
     how = How(dry_run=dry_run, sure=yes, explicit=explicit, lock=not no_lock, wait=wait, most=max_delete)

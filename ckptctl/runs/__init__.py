@@ -126,15 +126,20 @@ def is_nested_run(name: str) -> bool:
     return named is not None and not named.bare and named.family in _FILE_FAMILIES and named.family != "global_step"
 
 
-def is_run(path: Path) -> bool:
-    """Whether a directory is one of checkpoints, rather than one checkpoint that also holds, say, a step of its own."""
+def is_run(path: Path, *, least: int = 2) -> bool:
+    """Whether a directory is one of checkpoints, rather than one checkpoint that also holds, say, a step of its own.
+
+    What some trainers save is a checkpoint in its directory as well as a run: that counts as one from `least` on.
+    """
     if not path.is_dir():
         return False
     layout = layout_of(path)
     if layout is None:
         return True
     names = checkpoint_names(path, directories=layout.name not in _ROOTS)
-    return bool(names) if layout.name not in _ROOTS else len({(n.family, n.step, n.epoch) for n in names}) > 1
+    if layout.name not in _ROOTS:
+        return bool(names)
+    return len({(n.family, n.step, n.epoch) for n in names}) >= least
 
 
 def checkpoint_names(path: Path, *, directories: bool) -> tuple[Named, ...]:

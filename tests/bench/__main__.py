@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import convert, inspect, verify
+from tests.bench import convert, inspect, prune, verify
 
-BENCHES = {"inspect": inspect, "convert": convert, "verify": verify}
+BENCHES = {"inspect": inspect, "convert": convert, "verify": verify, "prune": prune}
 
 for name in sys.argv[1:] or BENCHES:
     BENCHES[name].main()

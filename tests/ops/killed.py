@@ -71,6 +71,34 @@ def wrong(work: Path, old: dict[str, str], new: dict[str, str]) -> list[str]:
     return problems
 
 
+def every_kill(start: Path, act, judge, again) -> list[dict[str, object]]:
+    """Let `act` work on a copy of a directory and be killed at each call in turn.
+
+    `judge(directory, killed)` and `again(directory)`, which is to finish the work, return what is wrong.
+    """
+    results: list[dict[str, object]] = []
+    here = start.with_name("here")
+    for number in range(1, 1000):
+        ended = True
+        for after in (False, True):
+            shutil.copytree(start, here)
+            child = os.fork()
+            if not child:
+                killed_at(number, after=after)
+                act(here)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            was_killed = os.WIFSIGNALED(status)
+            ended = ended and not was_killed
+            problems = [] if was_killed or not os.WEXITSTATUS(status) else ["it failed"]
+            problems += [*judge(here, was_killed), *again(here)]
+            results.append({"call": number, "after": after, "killed": was_killed, "problems": problems})
+            shutil.rmtree(here)
+        if ended:
+            return results
+    raise RuntimeError("it never ends")
+
+
 def main(work: Path, scenario: str) -> None:
     shards = Options(max_shard_size=400) if "shards" in scenario else Options()
     forced = Options(max_shard_size=shards.max_shard_size, force=True)
@@ -84,31 +112,18 @@ def main(work: Path, scenario: str) -> None:
     shutil.copytree(start, done)
     run(done, forced)
     old, new = digests(start), digests(done)
-    results = []
-    for number in range(1, 1000):
-        ended = True
-        for after in (False, True):
-            here = work / "here"
-            shutil.copytree(start, here)
-            child = os.fork()
-            if not child:
-                killed_at(number, after=after)
-                run(here, forced if "force" in scenario else shards)
-                os._exit(0)
-            _, status = os.waitpid(child, 0)
-            was_killed = os.WIFSIGNALED(status)
-            ended = ended and not was_killed
-            problems = wrong(here, old, new)
-            if not was_killed and digests(here) != new:
-                problems.append("it ended, and not in the new state")
-            run(here, forced)
-            if digests(here) != new:
-                problems.append(f"the next run does not finish the work: {sorted(digests(here))}")
-            results.append({"call": number, "after": after, "killed": was_killed, "problems": problems})
-            shutil.rmtree(here)
-        if ended:
-            break
-    print(json.dumps(results))
+
+    def judge(here: Path, was_killed: bool) -> list[str]:
+        ended = [] if was_killed or digests(here) == new else ["it ended, and not in the new state"]
+        return wrong(here, old, new) + ended
+
+    def again(here: Path) -> list[str]:
+        run(here, forced)
+        return [] if digests(here) == new else [f"the next run does not finish the work: {sorted(digests(here))}"]
+
+    print(
+        json.dumps(every_kill(start, lambda here: run(here, forced if "force" in scenario else shards), judge, again))
+    )
 
 
 if __name__ == "__main__":

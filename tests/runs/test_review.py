@@ -199,14 +199,14 @@ def test_a_run_that_may_not_be_read_does_not_hide_its_siblings(tmp_path, monkeyp
 
     for run in ("a", "b"):
         shutil.copytree(TRAINER, tmp_path / run / "checkpoint-40")
-    look = runs.look
+    look = runs.look_into
 
     def denied(path, pattern):
         if path.name == "b":
             raise UnreadableError(f"{path}: permission denied")
         return look(path, pattern)
 
-    monkeypatch.setattr(runs, "look", denied)
+    monkeypatch.setattr(runs, "look_into", denied)
     first, second = find_runs(tmp_path)
     assert len(first.checkpoints) == 1
     assert (second.title, second.checkpoints) == ("not read: permission denied", ())

@@ -92,7 +92,7 @@ class Pruning:
 
     def _add(self, path: Path) -> None:
         """Plan a directory, or those one level below it that hold runs."""
-        if path.is_dir() and not is_run(path):
+        if path.is_dir() and not is_run(path, least=1):
             raise UnknownFormatError(f"{path}: a checkpoint, not a run", hint="prune takes the directory that it is in")
         if self._plan(path):
             return

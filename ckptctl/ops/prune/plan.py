@@ -89,7 +89,7 @@ class PrunePlan:
 
 def directories_below(path: Path) -> tuple[Path, ...]:
     """Return the directories in one that may hold a run; one level, never deeper."""
-    return tuple(one for one in directories_in(look_into(path, None)) if _has_names(one) and is_run(one))
+    return tuple(one for one in directories_in(look_into(path, None)) if _has_names(one) and is_run(one, least=1))
 
 
 def _has_names(path: Path) -> bool:
