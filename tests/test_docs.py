@@ -10,9 +10,9 @@ from ckptctl.checks.resumable import ResumeItem, ResumeReport
 from ckptctl.cli.app import COMMANDS
 from ckptctl.formats import FORMATS
 from ckptctl.layouts import LAYOUTS
-from ckptctl.ops.convert.report import ConvertedFile, ConvertedTensor, ConvertReport
 from ckptctl.ops.inspect import InspectReport, TensorRow
 from ckptctl.ops.verify import VerifyReport
+from ckptctl.rewrite.report import RewriteReport, WrittenFile, WrittenTensor
 from tests.console import PAGES as EXAMPLES
 from tests.console import ROOT, rendered
 from tests.docs_pages import DOCS, PAGES, error_classes
@@ -44,9 +44,9 @@ def test_every_field_of_the_json_is_described():
     kinds = (
         InspectReport,
         TensorRow,
-        ConvertReport,
-        ConvertedFile,
-        ConvertedTensor,
+        RewriteReport,
+        WrittenFile,
+        WrittenTensor,
         VerifyReport,
         ResumeReport,
         ResumeItem,

@@ -12,6 +12,7 @@ from ckptctl.formats._foreign import explain
 from ckptctl.formats._format import Checksum, Format, Stored
 from ckptctl.formats._json import Pairs as JsonPairs
 from ckptctl.formats._json import parse as parse_json
+from ckptctl.formats.torch_zip import saved_as
 from ckptctl.values import VALUES_KEY
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ __all__ = [
     "read",
     "read_metadata",
     "restore_state",
+    "saved_as",
     "title_of",
 ]  # fmt: skip
 

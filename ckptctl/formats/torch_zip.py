@@ -20,6 +20,8 @@ from ckptctl.model import Contents
 if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
 
+_NAME_AT, _MAX_NAME, _NAMELESS = 30, 256, "archive"
+
 
 def accepts(source: ByteRange) -> bool:
     """Whether it is a zip archive with a ``data.pkl``, whole or cut."""
@@ -59,6 +61,19 @@ def _archive(source: ByteRange) -> Archive:
         return Archive(source)
     except CorruptError as error:
         raise explain_cut(source, error) from None
+
+
+def saved_as(source: ByteRange) -> str:
+    """Return the name, without its suffix, that a file had when torch wrote it; empty if it was written nameless.
+
+    ``torch.save`` puts it before the names of all records.
+    """
+    head = source.head(_NAME_AT + _MAX_NAME)
+    if not head.startswith(b"PK\3\4"):
+        return ""
+    length = int.from_bytes(head[26:28], "little")
+    stem = head[_NAME_AT : _NAME_AT + length].decode("utf-8", "replace").partition("/")[0]
+    return "" if stem == _NAMELESS else stem
 
 
 FORMAT = Format(

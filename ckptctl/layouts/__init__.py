@@ -47,12 +47,19 @@ LAYOUTS: tuple[Layout, ...] = (
 
 
 def open_checkpoint(
-    path: str | os.PathLike[str], *, glance: bool = False, names: tuple[str, ...] | None = None
+    path: str | os.PathLike[str],
+    *,
+    glance: bool = False,
+    names: tuple[str, ...] | None = None,
+    tag: str = "",
+    narrow: bool = False,
 ) -> Checkpoint:
     """Describe the checkpoint at `path`: its tensors, values, step and metrics, nothing loaded.
 
     At a `glance` whatever is costly and not needed to tell whether it is whole is left out: of a directory,
     the contents of optimizers and the like. `names`, where given, are the only ones in the directory that count.
+    `tag` is the directory of one of several states of DeepSpeed; with `narrow` the weights are those that it computed
+    with, in 16 bits, and not the ones in fp32 that it trained.
 
     Raises
     ------
@@ -64,7 +71,7 @@ def open_checkpoint(
         It breaks the rules of its own format.
     """
     seen = scan(Path(path), glance=glance)
-    seen = seen if names is None else replace(seen, names=names)
+    seen = replace(seen, names=seen.names if names is None else names, tag=tag, narrow=narrow)
     for layout in LAYOUTS:
         if layout.accepts(seen):
             return layout.open(seen)

@@ -212,8 +212,19 @@ def _joined(metadatas: list[formats.DcpMetadata], data: _Data) -> dict[str, Tens
             if known and (known.shape, known.dtype) != (tensor.shape, tensor.dtype):
                 raise CorruptError(f"{data.seen.path}: two ranks describe {name} differently")
             # Ranks may each list the same replica.
-            blocks = {piece.offsets: piece for piece in (*(known.pieces if known else ()), *pieces)}
-            joined[name] = TensorInfo(name=name, dtype=tensor.dtype, shape=tensor.shape, pieces=tuple(blocks.values()))
+            blocks = {piece.offsets: piece for piece in (known.pieces if known else ())}
+            copies = [*known.copies] if known else []
+            for piece in pieces:
+                first = blocks.setdefault(piece.offsets, piece)
+                if first is not piece and first.range != piece.range:
+                    copies.append(piece)
+            joined[name] = TensorInfo(
+                name=name,
+                dtype=tensor.dtype,
+                shape=tensor.shape,
+                pieces=tuple(blocks.values()),
+                copies=tuple(copies),
+            )
     data.check_whole(joined)
     return joined
 

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 class Scan:
     """One look at a path: whether it is a directory, and the names in it.
 
-    At a `glance` only names, sizes, headers and small metadata count; what lies in optimizers is passed over.
+    At a `glance` only names, sizes, headers and small metadata count; what lies in optimizers is passed over. `tag`
+    chooses one of several states in a directory, `narrow` the weights that were used in place of those in fp32.
     """
 
     path: Path
     directory: bool
     names: tuple[str, ...]
     glance: bool = False
+    tag: str = ""
+    narrow: bool = False
 
     def read(self, name: str, *, values: bool = False) -> Contents:
         """Describe a file beside the others, whole where its `values` are needed.

@@ -1,6 +1,6 @@
 """DeepSpeed directories: ``latest`` and ``global_stepN/`` with model and optimizer states of each rank.
 
-The flat partitions of ZeRO are listed as they are; which parameters lie in them is told by consolidation.
+The flat partitions of ZeRO are described as the parameters that lie in them, in fp32 as they were trained.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from ckptctl.layouts._components import split
 from ckptctl.layouts._facts import Facts, facts
 from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.layouts._members import finding_of, missing
+from ckptctl.layouts._ranks import exchanged
 from ckptctl.layouts._trainer import with_trainer
+from ckptctl.layouts._zero import FROZEN, read_zero, shared, stage_of
 from ckptctl.model import Checkpoint, Component, Contents, Finding, Part, TensorInfo
 from ckptctl.storage import LocalFile
 from ckptctl.values import as_mapping
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _MODEL = re.compile(r"(?:zero_pp_rank_([0-9]{1,6})_)?mp_rank_([0-9]{1,4})_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]{1,6})_mp_rank_([0-9]{1,4})_optim_states\.pt")
 _LATEST = "latest"
+_MODULE, _MOMENTS = "module", "optimizer.state"
 _MAX_TAG = 256
 
 
@@ -41,7 +44,8 @@ def open_(seen: Scan) -> Checkpoint:
     findings: list[Finding] = []
     outer = seen
     if not _has_states(seen):
-        seen = scan(seen.path / _tag(seen, findings), glance=seen.glance)
+        inner = scan(seen.path / (seen.tag or _tag(seen, findings)), glance=seen.glance)
+        seen = replace(inner, narrow=seen.narrow)
     models = {name: found for name in seen.names if (found := _MODEL.fullmatch(name))}
     optimizers = {name: found for name in seen.names if (found := _OPTIMIZER.fullmatch(name))}
     read: dict[str, Contents] = {}
@@ -50,28 +54,104 @@ def open_(seen: Scan) -> Checkpoint:
         read |= {name: one} if one else {}
     first = next((read[name] for name in models if name in read), None)
     if first is None:
-        raise CorruptError(f"{seen.path}: no model states can be read")
-    world = _number(first, "dp_world_size")
+        why = "; ".join(finding.message for finding in findings) or "mp_rank_00_model_states.pt is missing"
+        raise CorruptError(f"{seen.path}: no model states can be read: {why}")
+    world = max(_number(first, "dp_world_size"), *(_partitions(read[name]) for name in optimizers if name in read), 0)
     findings += _incomplete(seen, models, optimizers, world)
+    for pattern in (_MODEL, _OPTIMIZER):
+        findings += exchanged(read.values(), pattern, 1)
     if not optimizers and _stage(first):
         findings.append(missing(seen, "the optimizer states of every rank (*_optim_states.pt)"))
-    return with_trainer(outer, _checkpoint(seen, read, facts(seen.path, first), findings, world))
+    parts = _parts(read)
+    if optimizers and not seen.glance and not findings:
+        parts = _with_zero(seen, parts, _by_rank(read, _MODEL), _by_rank(read, _OPTIMIZER))
+    return with_trainer(outer, _checkpoint(seen, read, parts, facts(seen.path, first), findings, world))
 
 
-def _checkpoint(
-    seen: Scan, read: Mapping[str, Contents], found: Facts, findings: list[Finding], world: int
+def _checkpoint(  # noqa: PLR0913, PLR0917
+    seen: Scan,
+    read: Mapping[str, Contents],
+    parts: Mapping[Component, Part],
+    found: Facts,
+    findings: list[Finding],
+    world: int,
 ) -> Checkpoint:
     return Checkpoint(
         path=seen.path,
         layout=LAYOUT.name,
         title=f"DeepSpeed, {counted(world, 'rank')}" if world else "DeepSpeed",
         files=tuple(read.values()),
-        parts=_parts(read),
+        parts=parts,
         step=found.step,
         epoch=found.epoch,
         metrics=found.metrics,
         findings=tuple(findings),
     )
+
+
+def _by_rank(read: Mapping[str, Contents], pattern: re.Pattern[str]) -> dict[int, Contents]:
+    """Return contents by rank; empty if tensors are cut among ranks as well, which nothing here says how."""
+    found = {name: match for name in read if (match := pattern.fullmatch(name))}
+    if len({match[2] for match in found.values()}) != 1:
+        return {}
+    return {int(match[1] or 0): read[name] for name, match in found.items()}
+
+
+def _with_zero(
+    seen: Scan, parts: Mapping[Component, Part], model: Mapping[int, Contents], optimizer: Mapping[int, Contents]
+) -> Mapping[Component, Part]:
+    """Put the parameters that lie in the partitions of all ranks in the place of those partitions."""
+    if not model or not optimizer or not stage_of(next(iter(optimizer.values()))) or Component.MODEL not in parts:
+        return parts
+    zero = read_zero(model, optimizer)
+    first = model[min(model)]
+    aliases = shared(first.values)
+    moments = {**zero.moments}
+    for alias, source in aliases.items():
+        moments |= {
+            alias + name.removeprefix(source): one
+            for name, one in zero.moments.items()
+            if name.startswith(f"{source}.")
+        }
+    found = dict(parts)
+    if not seen.narrow:
+        found[Component.MODEL] = _trained(parts[Component.MODEL], zero.weights, aliases)
+    known = parts.get(Component.OPTIMIZER)
+    found = {component: _without_fragments(part) for component, part in found.items()}
+    found[Component.OPTIMIZER] = Part(
+        component=Component.OPTIMIZER,
+        prefix=_MOMENTS,
+        tensors={f"{_MOMENTS}.{name}": replace(one, name=f"{_MOMENTS}.{name}") for name, one in moments.items()},
+        values=known.values if known else {},
+    )
+    return {
+        component: found[component]
+        for component in Component
+        if component in found and found[component].prefix != FROZEN
+    }
+
+
+def _without_fragments(part: Part) -> Part:
+    """Leave out what is described under the names of parameters that are not trained."""
+    if part.component is Component.MODEL:
+        return part
+    return replace(part, tensors={name: one for name, one in part.tensors.items() if f"{FROZEN}." not in name})
+
+
+def _trained(part: Part, weights: Mapping[str, TensorInfo], aliases: Mapping[str, str]) -> Part:
+    """The weights in fp32, and what only the model's state has: buffers, and in stage 1 what is not trained."""
+    tensors: dict[str, TensorInfo] = {}
+    for name, tensor in part.tensors.items():
+        bare = name.removeprefix(f"{_MODULE}.")
+        if name == bare:
+            continue  # fragments, and the like: they are described by the names of their parameters
+        better = weights.get(bare) or weights.get(aliases.get(bare, ""))
+        tensors[name] = replace(better, name=name) if better else tensor
+    for bare, source in ({name: name for name in weights} | dict(aliases)).items():
+        name = f"{_MODULE}.{bare}"
+        if source in weights:
+            tensors.setdefault(name, replace(weights[source], name=name))
+    return replace(part, tensors=tensors, prefix=_MODULE)
 
 
 def _has_states(seen: Scan) -> bool:
@@ -153,6 +233,13 @@ def _stage(contents: Contents) -> int:
     config = as_mapping((as_mapping(contents.values) or {}).get("ds_config")) or {}
     value = (as_mapping(config.get("zero_optimization")) or {}).get("stage")
     return value if type(value) is int else 0
+
+
+def _partitions(contents: Contents) -> int:
+    """Return the number of ranks that an optimizer file states."""
+    count = (as_mapping((as_mapping(contents.values) or {}).get("optimizer_state_dict")) or {}).get("partition_count")
+    first = count[0] if isinstance(count, (list, tuple)) and count else count
+    return first if type(first) is int and 0 < first < 1 << 20 else 0
 
 
 def _number(contents: Contents, key: str) -> int:

@@ -1,6 +1,7 @@
 """Files that differ only in the number of a rank, ``NAME-rank0.pt`` and so on: one checkpoint.
 
-Each holds its rank's shards of tensors that it describes whole, or the same whole tensors as every other.
+Each holds its rank's shards of tensors that it describes whole, or whole tensors: the same ones as every other rank,
+or parts of larger ones of which nothing says how they were cut. Those of the other ranks are kept as copies.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from ckptctl.layouts._components import split
 from ckptctl.layouts._facts import facts
 from ckptctl.layouts._layout import Layout, Scan
 from ckptctl.layouts._members import missing
+from ckptctl.layouts._ranks import exchanged
 from ckptctl.model import Checkpoint, Contents, Finding, Severity, TensorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-_RANKED = re.compile(r"(.*[-_.])rank[-_]?([0-9]{1,6})(\.(?:pt|pth|bin|ckpt))")
+_RANKED = (
+    re.compile(r"((?:.*[-_.])?rank[-_]?)([0-9]{1,6})(\.(?:pt|pth|bin|ckpt))"),
+    re.compile(r"(consolidated\.)([0-9]{2,6})(\.pth)"),
+)
 _WORLD = ("world_size",)
 
 
@@ -45,22 +50,27 @@ def open_(seen: Scan) -> Checkpoint:
         step=found.step,
         epoch=found.epoch,
         metrics=found.metrics,
-        findings=tuple(_incomplete(seen, stem, suffix, contents)),
+        findings=(*_incomplete(seen, stem, suffix, contents), *_exchanged(contents.values())),
     )
+
+
+def _exchanged(files: Iterable[Contents]) -> Iterator[Finding]:
+    for pattern in _RANKED:
+        yield from exchanged(files, pattern, 2)
 
 
 def _groups(seen: Scan) -> dict[tuple[str, str], dict[int, str]]:
     """Return name and suffix of each group, with the file of each rank, ranks compared as numbers."""
     groups: dict[tuple[str, str], dict[int, str]] = {}
     for name in seen.names:
-        found = _RANKED.fullmatch(name)
+        found = next((match for pattern in _RANKED if (match := pattern.fullmatch(name))), None)
         if found:
             groups.setdefault((found[1], found[3]), {})[int(found[2])] = name
     return groups
 
 
 def _joined(seen: Scan, contents: dict[int, Contents]) -> dict[str, TensorInfo]:
-    """Bring the blocks of all ranks together; of what every rank has whole, one is taken."""
+    """Bring the blocks of all ranks together; what another rank has of the same place is a copy."""
     joined: dict[str, TensorInfo] = {}
     for rank, one in contents.items():
         for name, tensor in one.tensors.items():
@@ -68,11 +78,20 @@ def _joined(seen: Scan, contents: dict[int, Contents]) -> dict[str, TensorInfo]:
             if known is None or known.layout != "strided":
                 joined.setdefault(name, tensor)
                 continue
-            if (known.shape, known.dtype) != (tensor.shape, tensor.dtype):
+            if tensor.layout != "strided" or known.dtype is not tensor.dtype:
                 raise CorruptError(f"{seen.path}: rank {rank} describes {name} otherwise than another rank")
-            blocks = {piece.offsets: piece for piece in (*tensor.pieces, *known.pieces)}
-            joined[name] = replace(known, pieces=tuple(blocks.values()))
+            if known.shape != tensor.shape and not (_is_plain(known) and _is_plain(tensor)):
+                raise CorruptError(f"{seen.path}: rank {rank} describes {name} otherwise than another rank")
+            places = {piece.offsets for piece in known.pieces}
+            fresh = [] if _is_plain(known) else [one for one in tensor.pieces if one.offsets not in places]
+            again = [one for one in tensor.pieces if one not in fresh and 0 not in one.shape]
+            joined[name] = replace(known, pieces=(*known.pieces, *fresh), copies=(*known.copies, *again))
     return joined
+
+
+def _is_plain(tensor: TensorInfo) -> bool:
+    """Whether a rank has all of a tensor as one piece: nothing says that there is more of it."""
+    return len(tensor.pieces) == 1 and tensor.pieces[0].shape == tensor.shape
 
 
 def _without_rank_note(contents: Contents) -> Contents:
@@ -85,7 +104,7 @@ def _incomplete(seen: Scan, stem: str, suffix: str, contents: dict[int, Contents
     world = max(sizes, default=0)
     for rank in range(max(world, max(contents) + 1)):
         if rank not in contents:
-            yield missing(seen, f"{stem}rank{rank}{suffix}")
+            yield missing(seen, _name(seen, stem, suffix, rank))
     if len(sizes) > 1:
         lost = missing(seen, "a rank")
         message = f"the ranks state different world sizes: {sorted(sizes)}"
@@ -94,6 +113,12 @@ def _incomplete(seen: Scan, stem: str, suffix: str, contents: dict[int, Contents
     if len(steps) > 1:
         message = f"the ranks are of different steps: {sorted(steps)}"
         yield replace(missing(seen, "a rank"), slug="mixed-ranks", message=message, severity=Severity.ERROR)
+
+
+def _name(seen: Scan, stem: str, suffix: str, rank: int) -> str:
+    """Return the name of the file of a rank, its number written as in those that are there."""
+    width = min(len(name) - len(stem) - len(suffix) for name in seen.names if name.startswith(stem))
+    return f"{stem}{rank:0{max(width, 1)}d}{suffix}"
 
 
 def _world_size(contents: Contents) -> int:

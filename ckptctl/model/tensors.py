@@ -36,7 +36,8 @@ class Encoding(enum.Flag):
 class Piece:
     """One block of a tensor: the bytes that hold it, and where it sits in the whole.
 
-    `offsets` and `shape` are in elements, one for each dimension of the tensor. `strides` are in
+    `offsets` and `shape` are in elements, one for each dimension of the tensor, or a single one if the piece is a run
+    of its elements, row by row. `strides` are in
     elements of the byte range, or None if the block lies there row by row without gaps. Where the bytes
     are packed, `unpack` returns those of the block, row by row; where they are a whole file that holds the block,
     `inner` returns the piece in it.
@@ -57,7 +58,8 @@ class TensorInfo:
 
     `shape` is that of the whole, even where the pieces cover only a part of it. `layout` is
     ``strided`` for ordinary tensors; a sparse, quantized or nested one names its layout and has
-    the tensors that it is stored as in `parts`.
+    the tensors that it is stored as in `parts`. `copies` are what other ranks hold under the same name, in their
+    order: replicas of some of the pieces, or, where nothing says how it was cut, parts of a larger whole.
     """
 
     name: str
@@ -66,6 +68,7 @@ class TensorInfo:
     pieces: tuple[Piece, ...]
     layout: str = "strided"
     parts: tuple[TensorInfo, ...] = ()
+    copies: tuple[Piece, ...] = ()
 
     @property
     def numel(self) -> int:

@@ -7,7 +7,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError
-from ckptctl.formats import checksums_of
+from ckptctl.formats import checksums_of, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -52,12 +52,33 @@ class Checksums:
             The bytes are not those that were written.
         """
         for piece in (*tensor.pieces, *(piece for part in tensor.parts for piece in part.pieces)):
-            found = self._covering(piece.range)
-            if found and not self._was_seen(found):
-                crc = 0
-                for start in range(0, found.range.length, _CHUNK):
-                    crc = zlib.crc32(found.range.read(start, min(_CHUNK, found.range.length - start)), crc)
-                self.compare(found, crc, sharing)
+            self.check_at(piece.range, sharing)
+
+    def check_at(self, place: ByteRange, sharing: Callable[[], Mapping[str, TensorInfo]]) -> None:
+        """Read the record that some bytes lie in, and compare, if that has not been done.
+
+        Raises
+        ------
+        CorruptError
+            The bytes are not those that were written.
+        """
+        found = self._covering(place)
+        if found and not self._was_seen(found):
+            crc = 0
+            for start in range(0, found.range.length, _CHUNK):
+                crc = zlib.crc32(found.range.read(start, min(_CHUNK, found.range.length - start)), crc)
+            self.compare(found, crc, sharing)
+
+    def learn(self, tensor: TensorInfo) -> None:
+        """Take in what the whole files record in which a tensor's pieces lie, as in a distributed save."""
+        for piece in tensor.pieces:
+            if not piece.inner:
+                continue
+            number = id(piece.range.file)
+            for one in checksums_of(read(piece.range)):
+                at = bisect.bisect_right(self._starts.setdefault(number, []), one.range.offset)
+                self._starts[number].insert(at, one.range.offset)
+                self._records.setdefault(number, []).insert(at, one)
 
     def compare(self, recorded: Checksum, crc: int, sharing: Callable[[], Mapping[str, TensorInfo]]) -> None:
         """Hold what was read against what is recorded, and name the tensors that lie there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptctl.storage.copy import Crc
-from ckptctl.tensors.gather import blocks, raw_range
+from ckptctl.tensors.gather import blocks, opened, raw_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ckptctl.model import TensorInfo
     from ckptctl.rewrite.checksums import Checksums
     from ckptctl.rewrite.prepared import Item
+    from ckptctl.storage import ByteRange
     from ckptctl.storage.copy import Pump
 
 
@@ -28,22 +29,28 @@ class Pouring:
     def pour(self, name: str, pump: Pump, crc: Crc | None) -> None:
         """Put the bytes of one item into the pump."""
         item = self._items[name]
-        place = None if item.cast else raw_range(item.source)
-        if place is None:
+        if self._checksums:
+            self._checksums.learn(item.source)
+        places = None if item.cast else raw_ranges(item.source)
+        if places is None:
             if self._checksums:
-                self._checksums.check_around(item.source, self._sharing)
+                self._checksums.check_around(opened(item.source), self._sharing)
             self._worked_out(name, item, pump, crc)
             return
-        recorded = self._checksums.exactly(place) if self._checksums else None
+        for place in places:
+            self._copied(place, pump, crc)
+
+    def _copied(self, place: ByteRange, pump: Pump, crc: Crc | None) -> None:
+        """Move bytes as they are; where their checksum is recorded, it is compared on the way."""
+        recorded = self._checksums.exactly(place) if self._checksums and not (crc and crc.value) else None
         if recorded is None:
             if self._checksums:
-                self._checksums.check_around(item.source, self._sharing)
+                self._checksums.check_at(place, self._sharing)
             pump.copy(place, crc)
             return
         seen = crc or Crc()
-        before = seen.value
         pump.copy(place, seen)
-        if before == 0 and self._checksums:
+        if self._checksums:
             self._checksums.compare(recorded, pump.settle(seen), self._sharing)
 
     def _sharing(self) -> Mapping[str, TensorInfo]:

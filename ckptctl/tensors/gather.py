@@ -32,8 +32,37 @@ def raw_range(tensor: TensorInfo) -> ByteRange | None:
         return None
     piece = opened(tensor).pieces[0]
     plain = piece.encoding is Encoding.RAW and piece.strides is None and piece.unpack is None
-    fits = piece.shape == tensor.shape and piece.range.length == tensor.nbytes
+    fits = piece.shape in (tensor.shape, (tensor.numel,)) and piece.range.length == tensor.nbytes
     return piece.range if plain and fits else None
+
+
+def raw_ranges(tensor: TensorInfo) -> tuple[ByteRange, ...] | None:
+    """Return the bytes of several pieces that are, one after another, the tensor's values as they are to be written.
+
+    None if some have to be decoded, or do not follow each other.
+    """
+    if tensor.layout != "strided" or tensor.dtype.bits % 8 or not tensor.numel:
+        return None
+    tensor = _as_row(opened(tensor))
+    inner = contiguous_strides(tensor.shape)
+    found: list[ByteRange] = []
+    end = 0
+    pieces = [piece for piece in tensor.pieces if 0 not in piece.shape]
+    for piece in sorted(pieces, key=lambda one: sum(at * step for at, step in zip(one.offsets, inner, strict=True))):
+        plain = piece.encoding is Encoding.RAW and piece.strides is None and piece.unpack is None
+        rows = piece.shape[1:] == tensor.shape[1:] and not any(piece.offsets[1:])
+        nbytes = math.prod(piece.shape) * tensor.dtype.bits // 8
+        if not plain or not rows or piece.offsets[:1] != (end,)[: len(tensor.shape)] or piece.range.length != nbytes:
+            return None
+        found.append(piece.range)
+        end += piece.shape[0] if piece.shape else 1
+    return tuple(found) if end == (tensor.shape[0] if tensor.shape else 1) else None
+
+
+def _as_row(tensor: TensorInfo) -> TensorInfo:
+    """Return a tensor whose pieces are runs of its elements as the row that they are runs of."""
+    runs = len(tensor.shape) != 1 and bool(tensor.pieces) and all(len(piece.shape) == 1 for piece in tensor.pieces)
+    return replace(tensor, shape=(tensor.numel,)) if runs else tensor
 
 
 def opened(tensor: TensorInfo) -> TensorInfo:
@@ -74,7 +103,7 @@ def blocks(tensor: TensorInfo, *, most: int = 16 << 20) -> Iterator[memoryview]:
         return iter(())
     if not tensor.whole:
         raise _incomplete(tensor)
-    tensor = opened(tensor)
+    tensor = _as_row(opened(tensor))
     source = raw_range(tensor)
     if source is not None:
         return _plain(source, math.lcm(tensor.dtype.bits, 8) // 8, most)

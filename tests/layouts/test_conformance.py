@@ -23,7 +23,7 @@ SAMPLES = {
     "dcp-safetensors": [("dcp/dcp_hf_distributed_2ranks", 10), ("dcp/dcp_hf_consolidated_4ranks/sharded", 9)],
     "deepspeed": [
         ("deepspeed/zero0_fp32_2ranks", 20), ("deepspeed/zero2_bf16_2ranks", 18), ("deepspeed/zero2_bf16_2ranks/global_step10", 18),
-        ("deepspeed/zero3_bf16_2ranks", 28),
+        ("deepspeed/zero3_bf16_2ranks", 18),
     ],
     "accelerate": [
         ("accelerate/fsdp1_sharded_2ranks/checkpoint_0", 37), ("accelerate/fsdp2_sharded_2ranks/checkpoint_0", 37),

@@ -234,7 +234,9 @@ def test_values_of_a_distributed_checkpoint_are_read_from_inside_its_items():
 
 
 def test_padding_that_nobody_writes_is_no_error():
-    report = verify(CORPUS / "deepspeed" / "zero3_bf16_gathered_2ranks", level=Level(values=True))
+    report = verify(
+        next(CORPUS.glob("deepspeed/zero3_bf16_gathered_2ranks/*/*_rank_1_*optim*")), level=Level(values=True)
+    )
     assert report.good
     assert any("it may be padding" in finding.message for finding in report.findings)
 

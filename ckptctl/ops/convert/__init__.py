@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, UsageError, about
-from ckptctl.ops.convert.report import ConvertReport, described
 from ckptctl.ops.convert.sources import find_sources
 from ckptctl.ops.convert.targets import shard_names, target_of
 from ckptctl.rewrite.carry_out import carry_out, check_outputs
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
+from ckptctl.rewrite.report import RewriteReport, described
 
 if TYPE_CHECKING:
     import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ckptctl.rewrite.source import Source
 
-__all__ = ["ConvertPlan", "ConvertReport", "Options", "convert", "plan"]
+__all__ = ["ConvertPlan", "Options", "RewriteReport", "convert", "plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class ConvertPlan:
     options: Options
     nbytes: int
 
-    def describe(self) -> ConvertReport:
+    def describe(self) -> RewriteReport:
         """Say what would be written."""
         return described(self.prepared, self.outputs, self.nbytes)
 
-    def apply(self, progress: Callable[[int], None] = lambda _: None) -> ConvertReport:
+    def apply(self, progress: Callable[[int], None] = lambda _: None) -> RewriteReport:
         """Write it, and say what was written; `progress` is told of every number of bytes written.
 
         Raises
@@ -52,7 +52,7 @@ class ConvertPlan:
 
 def convert(
     path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, options: Options | None = None
-) -> tuple[ConvertReport, ...]:
+) -> tuple[RewriteReport, ...]:
     """Convert a file or directory, as ``ckptctl convert PATH -o OUT`` does.
 
     Returns one report for each file, or set of shards, that was written.

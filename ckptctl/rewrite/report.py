@@ -1,4 +1,4 @@
-"""What `convert` would write, or has written."""
+"""What is, or would be, written of a source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertedTensor:
+class WrittenTensor:
     """A tensor in a target: its name there and in the source, its dtype in both, its shape, its bytes."""
 
     name: str
@@ -29,17 +29,17 @@ class ConvertedTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertedFile:
+class WrittenFile:
     """A file that is or will be written; `sha256` is empty if there is none (yet)."""
 
     path: Path
     nbytes: int
     sha256: str
-    tensors: tuple[ConvertedTensor, ...]
+    tensors: tuple[WrittenTensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertReport:
+class RewriteReport:
     """What was made of one source, or would be (`written` tells).
 
     `bytes_checked` is ``verified`` if checksums of the source were compared on the way (`records_verified` of them),
@@ -50,7 +50,7 @@ class ConvertReport:
 
     source: Path
     written: bool
-    files: tuple[ConvertedFile, ...]
+    files: tuple[WrittenFile, ...]
     index: Path | None
     nbytes: int
     tensors: int
@@ -70,11 +70,11 @@ class ConvertReport:
 
 def described(
     prepared: Prepared, outputs: Outputs, nbytes: int, outcome: Outcome | None = None, *, checked: bool = True
-) -> ConvertReport:
+) -> RewriteReport:
     """Say what was prepared, and what came of it."""
     digests = {written.path: written for written in outcome.files} if outcome else {}
     files = tuple(
-        ConvertedFile(
+        WrittenFile(
             path=file.path,
             nbytes=file.writer.nbytes,
             sha256=digests[file.path].sha256 if file.path in digests else "",
@@ -83,7 +83,7 @@ def described(
         for file in outputs.files
     )
     verified = bool(outcome and outcome.verified and checked)
-    return ConvertReport(
+    return RewriteReport(
         source=prepared.source.path,
         written=outcome is not None,
         files=files,
@@ -105,8 +105,8 @@ def described(
     )
 
 
-def _tensor(name: str, item: Item) -> ConvertedTensor:
-    return ConvertedTensor(
+def _tensor(name: str, item: Item) -> WrittenTensor:
+    return WrittenTensor(
         name=name,
         source=item.source.name,
         dtype=item.stored.dtype.name,

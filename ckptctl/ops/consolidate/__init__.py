@@ -1,0 +1,219 @@
+"""From shards to one: recognise what it is, make sure that it is whole, and write exactly the tensors it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import UnsupportedError, UsageError, about, counted
+from ckptctl.layouts import open_checkpoint
+from ckptctl.model import Component, Severity
+from ckptctl.ops.consolidate.beside import Copied, copy_files, files_to_copy
+from ckptctl.ops.consolidate.source import source_of, without_tensors
+from ckptctl.rewrite.carry_out import carry_out, check_outputs
+from ckptctl.rewrite.joining import Cuts, joined
+from ckptctl.rewrite.options import Options
+from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
+from ckptctl.rewrite.prepared import Prepared, prepare
+from ckptctl.rewrite.report import RewriteReport, described
+from ckptctl.tensors.coverage import uncovered
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from ckptctl.model import Checkpoint
+
+__all__ = ["ConsolidatePlan", "ConsolidateReport", "Cuts", "Options", "Wanted", "consolidate", "plan"]
+
+_MISSING = frozenset({"missing-file", "missing-item", "missing-block", "truncated", "unfinished"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What of a sharded checkpoint is wanted.
+
+    `only` is a component, None for all of them; `tag` one of several states in a directory of DeepSpeed; `narrow`
+    takes the weights in 16 bits that DeepSpeed computed with, not those in fp32 that it trained; `cuts` say how
+    tensors were cut where their files do not; `copy_files` takes configuration and tokenizer along.
+    """
+
+    only: Component | None = Component.MODEL
+    tag: str = ""
+    narrow: bool = False
+    cuts: Cuts = field(default_factory=Cuts)
+    copy_files: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolidateReport:
+    """What was, or would be, written of a sharded checkpoint.
+
+    `taken` is the dotted path that led to the component that was taken; `left_out` maps each other component to the
+    bytes of its tensors; `copied` are files that were taken along.
+    """
+
+    path: Path
+    title: str
+    layout: str
+    step: float | None
+    ranks: int
+    taken: str
+    left_out: Mapping[str, int]
+    copied: tuple[Path, ...]
+    ignored: tuple[str, ...]
+    output: RewriteReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolidatePlan:
+    """A consolidation, worked out and checked, not begun. `nbytes` are those of all files to be written."""
+
+    checkpoint: Checkpoint
+    prepared: Prepared
+    outputs: Outputs
+    options: Options
+    wanted: Wanted
+    nbytes: int
+    copies: tuple[Copied, ...]
+
+    def describe(self) -> ConsolidateReport:
+        """Say what would be written."""
+        return self._report(described(self.prepared, self.outputs, self.nbytes))
+
+    def apply(self, progress: Callable[[int], None] = lambda _: None) -> ConsolidateReport:
+        """Write it, and say what was written; `progress` is told of every number of bytes written.
+
+        Raises
+        ------
+        CkptctlError
+            It could not be done; nothing was changed.
+        """
+        outcome = carry_out(self.outputs, self.prepared.source.files, self.options, progress)
+        copy_files(self.copies, force=self.options.force)
+        return self._report(described(self.prepared, self.outputs, self.nbytes, outcome, checked=self.options.check))
+
+    def _report(self, output: RewriteReport) -> ConsolidateReport:
+        checkpoint, only = self.checkpoint, self.wanted.only
+        parts = checkpoint.parts
+        step = checkpoint.step
+        return ConsolidateReport(
+            path=checkpoint.path,
+            title=checkpoint.title,
+            layout=checkpoint.layout,
+            step=step.value if step else None,
+            ranks=len(checkpoint.files),
+            taken=parts[only].prefix if only else "",
+            left_out={
+                component.value: sum(tensor.nbytes for tensor in part.tensors.values())
+                for component, part in parts.items()
+                if only and component is not only and part.tensors
+            },
+            copied=tuple(one.target for one in self.copies),
+            ignored=_ignored(checkpoint),
+            output=output,
+        )
+
+
+def consolidate(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    wanted: Wanted | None = None,
+    options: Options | None = None,
+) -> ConsolidateReport:
+    """Make one file of a sharded checkpoint, as ``ckptctl consolidate PATH -o OUT`` does.
+
+    Raises
+    ------
+    CkptctlError
+        It is not whole, was refused, or could not be read or written; the class says what.
+    """
+    return plan(Path(path), Path(out) if out is not None else None, wanted or Wanted(), options or Options()).apply()
+
+
+def plan(path: Path, out: Path | None, wanted: Wanted, options: Options) -> ConsolidatePlan:
+    """Work out what to write, and make sure that every element of it is there exactly once.
+
+    Raises
+    ------
+    CkptctlError
+        It is not whole, not sharded, or must not be written.
+    """
+    checkpoint = open_checkpoint(path, tag=wanted.tag, narrow=wanted.narrow)
+    _check(path, checkpoint, wanted)
+    part = checkpoint.parts.get(wanted.only) if wanted.only else None
+    if wanted.only and part is None:
+        there = ", ".join(component.value for component in checkpoint.parts) or "nothing"
+        raise UsageError(f"{path}: it has no {wanted.only.value}", hint=f"it has {there}")
+    parts = {
+        component: replace(
+            one,
+            tensors=joined(path, one.tensors, wanted.cuts, prefix=one.prefix, compare=options.check),
+            values=without_tensors(one.values),
+        )
+        for component, one in checkpoint.parts.items()
+        if wanted.only in (None, component)
+    }
+    target = _target(path, out)
+    source = source_of(checkpoint, parts, everything=wanted.only is None)
+    inner = replace(options, only=wanted.only)
+    with about(path):
+        prepared = prepare(source, inner, safetensors=target.suffix == SAFETENSORS)
+        outputs = lay_out(prepared, target, inner, shards={})
+    nbytes = check_outputs(outputs, source.files, options)
+    copies = files_to_copy(checkpoint, target.parent, force=options.force) if wanted.copy_files else ()
+    return ConsolidatePlan(
+        checkpoint=checkpoint,
+        prepared=prepared,
+        outputs=outputs,
+        options=inner,
+        wanted=wanted,
+        nbytes=nbytes,
+        copies=copies,
+    )
+
+
+def _check(path: Path, checkpoint: Checkpoint, wanted: Wanted) -> None:
+    """Refuse what is not whole, naming files and tensors; and what there is nothing to consolidate of."""
+    if checkpoint.layout == "orbax":
+        raise UnsupportedError(f"{path}: a checkpoint of Orbax, whose arrays are not read")
+    if checkpoint.layout == "single-file":
+        raise UsageError(f"{path}: one file, not shards", hint=f"ckptctl convert {path}")
+    if wanted.tag and checkpoint.layout != "deepspeed":
+        raise UsageError(f"{path}: --tag chooses among states of DeepSpeed, of which this is none")
+    wrong = [one for one in checkpoint.findings if one.severity is Severity.ERROR]
+    if not wrong or wrong[0].slug not in _MISSING:
+        return
+    tensors = {name: tensor for part in checkpoint.parts.values() for name, tensor in part.tensors.items()}
+    lost = [name for name, tensor in tensors.items() if uncovered(tensor)]
+    what = f"; {counted(len(lost), 'tensor')} of {len(tensors)} are not whole, the first is {lost[0]}" if lost else ""
+    missing = ", ".join(dict.fromkeys(one.message for one in wrong[:4]))
+    more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+    raise UnsupportedError(f"{path}: {missing}{more}{what}", hint="nothing was written; ckptctl verify shows all of it")
+
+
+def _target(path: Path, out: Path | None) -> Path:
+    """Return the file to write: by default one beside the directory that has its name."""
+    whole = path.resolve() if path.name in ("", "..") else path
+    name = f"{whole.name.removesuffix('.index.json').removesuffix(SAFETENSORS)}{SAFETENSORS}"
+    if out is None:
+        return whole.parent / name if path.is_dir() else whole.with_name(name)
+    if out.is_dir() or not out.suffix:
+        return out / name
+    if out.suffix not in (SAFETENSORS, *TORCH_SUFFIXES):
+        known = " ".join((SAFETENSORS, *TORCH_SUFFIXES))
+        raise UsageError(f"{out}: its suffix does not say in which format to write", hint=f"one of {known}")
+    return out
+
+
+def _ignored(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return files of weights in the directory that are no part of the checkpoint."""
+    if not checkpoint.path.is_dir():
+        return ()
+    used = {one.range.file.path.name for one in checkpoint.files}
+    weights = (SAFETENSORS, *TORCH_SUFFIXES)
+    return tuple(
+        sorted(one.name for one in checkpoint.path.iterdir() if one.suffix in weights and one.name not in used)
+    )

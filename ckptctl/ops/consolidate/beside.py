@@ -1,0 +1,68 @@
+"""Configuration, tokenizer and generation settings that lie beside shards, and are wanted beside the result."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import ExistsError
+from ckptctl.storage import LocalFile
+from ckptctl.storage.atomic import Staged, flush_directory, uninterrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ckptctl.model import Checkpoint
+
+_NAMES = re.compile(
+    r"(?:.*_)?config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\.(?:json|txt)|merges\.txt"
+    r"|.*\.(?:model|tiktoken|jinja)|chat_template\.json|(?:modeling|configuration|tokenization)_.*\.py"
+)
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """A file to be taken along, and where to."""
+
+    source: Path
+    target: Path
+
+
+def files_to_copy(checkpoint: Checkpoint, into: Path, *, force: bool) -> tuple[Copied, ...]:
+    """Return what there is to take along.
+
+    Raises
+    ------
+    ExistsError
+        Something has its name there already.
+    """
+    directory = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    found = [
+        Copied(source=path, target=into / path.name)
+        for path in sorted(directory.iterdir())
+        if _NAMES.fullmatch(path.name) and path.is_file()
+    ]
+    for one in found:
+        if os.path.lexists(one.target) and not force:
+            raise ExistsError(f"{one.target}: exists already", hint="--force replaces it")
+    return tuple(one for one in found if one.source.resolve() != one.target.resolve())
+
+
+def copy_files(copies: Iterable[Copied], *, force: bool) -> None:
+    """Copy each file, flushed and whole."""
+    directories = set()
+    for one in copies:
+        file = LocalFile(one.source)
+        with uninterrupted(), Staged(one.target, force=force) as staged:
+            for at in range(0, file.size, _BLOCK):
+                os.write(staged.fd, file.range().read(at, min(_BLOCK, file.size - at)))
+            os.fsync(staged.fd)
+            staged.publish()
+        file.release()
+        directories.add(one.target.parent)
+    for directory in directories:
+        flush_directory(directory)

@@ -1,0 +1,153 @@
+"""Bring together what several ranks hold under one name: replicas that agree, or parts of a larger whole.
+
+What the files record decides. Where they record nothing, only a rule or the shapes of a reference can: that parts are
+equal, or have shapes that would fit, says nothing about how they were cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CorruptError, UnsupportedError, UsageError
+from ckptctl.tensors.compare import same_bytes
+from ckptctl.tensors.coverage import uncovered
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ckptctl.model import Piece, TensorInfo
+
+_HINT = "--like REFERENCE (a checkpoint, or JSON of name and shape) or --split 'GLOB=DIM' says how it was cut"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """How tensors were cut, where their files do not say: the shapes of the whole by name, and rules by glob."""
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    rules: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def given(self) -> bool:
+        """Whether anything was said."""
+        return bool(self.shapes or self.rules)
+
+
+def parse_split(text: str) -> tuple[str, int]:
+    """Read ``GLOB=DIM``, divided at the last ``=``.
+
+    Raises
+    ------
+    UsageError
+        It has another form.
+    """
+    glob, mark, dim = text.rpartition("=")
+    if not mark or not glob or not (dim.isascii() and dim.isdigit() and len(dim) < 3):
+        raise UsageError(f"--split {text[:60]!r} is not of the form GLOB=DIM", hint="such as '*.wo.weight=1'")
+    return glob, int(dim)
+
+
+def joined(
+    path: Path, tensors: Mapping[str, TensorInfo], cuts: Cuts, *, prefix: str, compare: bool
+) -> dict[str, TensorInfo]:
+    """Return the tensors whole, each element from exactly one place; `prefix` is cut off names for `cuts`.
+
+    With `compare`, replicas are read and have to agree.
+
+    Raises
+    ------
+    CorruptError
+        Elements are missing, or in two places; or replicas differ.
+    UnsupportedError
+        Nothing says how a tensor was cut.
+    """
+    unused = [glob for glob, _ in cuts.rules if not any(_matches(glob, name, prefix) for name in tensors)]
+    if unused:
+        raise UsageError(f"{path}: --split {unused[0]}: no name matches")
+    found: dict[str, TensorInfo] = {}
+    for name, tensor in tensors.items():
+        whole = _of_parts(path, tensor, cuts, name.removeprefix(f"{prefix}.") if prefix else name)
+        wrong = uncovered(whole)
+        if wrong:
+            raise CorruptError(f"{path}: {name}: {wrong}", hint="ckptctl verify says which files are not whole")
+        if compare and whole.copies:
+            _agree(path, whole)
+        found[name] = replace(whole, copies=()) if whole.copies else whole
+    return found
+
+
+def _matches(glob: str, name: str, prefix: str) -> bool:
+    return fnmatchcase(name, glob) or bool(prefix and fnmatchcase(name.removeprefix(f"{prefix}."), glob))
+
+
+def _of_parts(path: Path, tensor: TensorInfo, cuts: Cuts, bare: str) -> TensorInfo:
+    """Return a tensor of which every rank has a part as one of all parts, if it is said how it was cut."""
+    plain = len(tensor.pieces) == 1 and tensor.pieces[0].shape == tensor.shape
+    if not plain or not tensor.copies:
+        return tensor
+    parts = (tensor.pieces[0], *tensor.copies)
+    rule = next((dim for glob, dim in cuts.rules if fnmatchcase(tensor.name, glob) or fnmatchcase(bare, glob)), None)
+    shape = cuts.shapes.get(tensor.name) or cuts.shapes.get(bare)
+    if rule is None and shape is not None:
+        rule = _cut_of(path, tensor, parts, shape)
+    if rule is None:
+        if any(part.shape != tensor.shape for part in parts):
+            raise UnsupportedError(f"{path}: {tensor.name} has other shapes on other ranks: it was cut", hint=_HINT)
+        return tensor
+    if rule >= len(tensor.shape) or any(_without(p.shape, rule) != _without(tensor.shape, rule) for p in parts):
+        raise UnsupportedError(f"{path}: {tensor.name} of shape {list(tensor.shape)} was not cut along {rule}")
+    at, pieces = 0, []
+    for part in parts:
+        pieces.append(replace(part, offsets=(*(0,) * rule, at, *(0,) * (len(tensor.shape) - rule - 1))))
+        at += part.shape[rule]
+    whole = (*tensor.shape[:rule], at, *tensor.shape[rule + 1 :])
+    if shape is not None and whole != shape:
+        raise UnsupportedError(
+            f"{path}: {tensor.name} joined along {rule} is {list(whole)}, the reference {list(shape)}"
+        )
+    return replace(tensor, shape=whole, pieces=tuple(pieces), copies=())
+
+
+def _cut_of(path: Path, tensor: TensorInfo, parts: tuple[Piece, ...], shape: tuple[int, ...]) -> int | None:
+    """Return along which dimension parts make a shape; None if each part has it, so that they are replicas."""
+    if all(part.shape == shape for part in parts):
+        return None
+    dims = [
+        dim
+        for dim in range(len(shape))
+        if len(tensor.shape) == len(shape)
+        and all(_without(part.shape, dim) == _without(shape, dim) for part in parts)
+        and sum(part.shape[dim] for part in parts) == shape[dim]
+    ]
+    if len(dims) != 1:
+        raise UnsupportedError(
+            f"{path}: {len(parts)} parts of {tensor.name}, the first of shape {list(tensor.shape)}, do not make "
+            f"{list(shape)} in one way"
+        )
+    return dims[0]
+
+
+def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return (*shape[:dim], *shape[dim + 1 :])
+
+
+def _agree(path: Path, tensor: TensorInfo) -> None:
+    """Compare each replica with the piece that it is one of."""
+    places = {piece.offsets: piece for piece in tensor.pieces}
+    for copy in tensor.copies:
+        first = places.get(copy.offsets)
+        if first is None or first.shape != copy.shape:
+            raise CorruptError(f"{path}: {tensor.name}: blocks of two ranks overlap, and not wholly")
+        if not same_bytes(_alone(tensor, first), _alone(tensor, copy)):
+            names = f"{first.range.file.path.name} and {copy.range.file.path.name}"
+            plain = first.shape == tensor.shape
+            hint = f"if they are parts of a larger one: {_HINT}" if plain else None
+            raise CorruptError(f"{path}: {tensor.name} differs between {names}: no replicas", hint=hint)
+
+
+def _alone(tensor: TensorInfo, piece: Piece) -> TensorInfo:
+    place = replace(piece, offsets=(0,) * len(piece.shape))
+    return replace(tensor, shape=piece.shape, pieces=(place,), copies=())
