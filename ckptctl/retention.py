@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from ckptctl.model.run import State
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime, timedelta
 
     from ckptctl.model.run import CheckpointInfo
+
+
+_Position = Callable[["CheckpointInfo"], "float | None"]
 
 
 class AnchorMode(enum.Enum):
@@ -99,6 +105,7 @@ class _Held:
     """The reasons that hold each checkpoint, by its place in the list."""
 
     every: Sequence[CheckpointInfo]
+    position: _Position
     reasons: dict[int, list[str]] = field(default_factory=dict)
 
     def by(self, index: int, reason: str) -> None:
@@ -118,8 +125,9 @@ def decide(
     only compared with the age of what is not complete.
     """
     every = list(checkpoints)
-    held = _Held(every)
-    complete = sorted((i for i, info in enumerate(every) if info.complete), key=lambda i: _order(every[i]))
+    position = _position_in(every)
+    held = _Held(every, position)
+    complete = sorted((i for i, info in enumerate(every) if info.complete), key=lambda i: _order(every[i], position))
     placed = [i for i in complete if position(every[i]) is not None]
     _rules(held, placed, complete, policy)
     _protections(held, placed, complete, policy, verified)
@@ -127,13 +135,22 @@ def decide(
     return tuple(_decided(held, index, policy, now, newest) for index in range(len(every)))
 
 
-def position(info: CheckpointInfo) -> float | None:
-    """Return what orders a checkpoint among its siblings: its step, or else its epoch; None if neither is known."""
-    found = info.step or info.epoch
-    return found.value if found else None
+def _position_in(every: Sequence[CheckpointInfo]) -> _Position:
+    """Return what orders checkpoints among their siblings: steps, or epochs if not all have a step and all an epoch.
+
+    A step is never compared with an epoch: what lacks the one that counts has no place.
+    """
+    complete = [info for info in every if info.complete]
+    by_epoch = any(info.step is None for info in complete) and all(info.epoch for info in complete)
+
+    def position(info: CheckpointInfo) -> float | None:
+        found = info.epoch if by_epoch else info.step
+        return found.value if found else None
+
+    return position
 
 
-def _order(info: CheckpointInfo) -> tuple[float, datetime, str]:
+def _order(info: CheckpointInfo, position: _Position) -> tuple[float, datetime, str]:
     place = position(info)
     return (-math.inf if place is None else place), info.saved_at, info.path.name
 
@@ -204,7 +221,7 @@ def _best(held: _Held, placed: list[int], policy: Policy) -> None:
 
 
 def _times(held: _Held, complete: list[int], policy: Policy) -> None:
-    by_time = sorted(complete, key=lambda index: (held.every[index].saved_at, _order(held.every[index])))
+    by_time = sorted(complete, key=lambda index: (held.every[index].saved_at, _order(held.every[index], held.position)))
     if policy.within is not None and by_time:
         since = held.every[by_time[-1]].saved_at - policy.within
         for index in by_time:
@@ -234,7 +251,7 @@ def _protections(
             held.by(sound, "newest that passes verification")
     if complete:
         # Of what was saved at the same time, only the latest step.
-        latest = max(complete, key=lambda index: (every[index].saved_at, _order(every[index])))
+        latest = max(complete, key=lambda index: (every[index].saved_at, _order(every[index], held.position)))
         if not placed or latest != placed[-1]:
             held.by(latest, "saved last")
     for index, info in enumerate(every):
@@ -242,7 +259,7 @@ def _protections(
             held.by(index, "pinned")
         if info.pointers:
             held.by(index, ", ".join(info.pointers))
-        if info.complete and position(info) is None:
+        if info.complete and held.position(info) is None:
             held.by(index, "its step cannot be read")
     _waiting(held, placed, policy)
 
@@ -251,9 +268,14 @@ def _waiting(held: _Held, placed: list[int], policy: Policy) -> None:
     """While the rule for the best waits for a metric, nothing newer than the last measured one goes."""
     if not policy.best or not policy.metric:
         return
-    measured = [place for place, index in enumerate(placed) if policy.metric in held.every[index].metrics]
-    for index in placed[measured[-1] + 1 if measured else 0 :]:
-        held.by(index, f"not measured yet ({policy.metric})")
+    measured = [index for index in placed if policy.metric in held.every[index].metrics]
+    last = max((held.every[index].saved_at for index in measured), default=None)
+    after = set(placed[placed.index(measured[-1]) + 1 if measured else 0 :])
+    for index in placed:
+        info = held.every[index]
+        waits = index in after or (last is not None and info.saved_at > last)
+        if waits and policy.metric not in info.metrics:
+            held.by(index, f"not measured yet ({policy.metric})")
 
 
 def _decided(held: _Held, index: int, policy: Policy, now: datetime, newest: int | None) -> Decision:
@@ -267,9 +289,10 @@ def _decided(held: _Held, index: int, policy: Policy, now: datetime, newest: int
     if newest is None:
         return Decision(checkpoint=info, action=Action.SKIP, reasons=(f"{why}, and none is whole",))
     other = held.every[newest]
-    place, whole = position(info), position(other)
+    place, whole = held.position(info), held.position(other)
     if info.saved_at > other.saved_at or (place is not None and whole is not None and place > whole):
         return Decision(checkpoint=info, action=Action.SKIP, reasons=(f"{why}, newer than the newest whole one",))
-    if age is None or now - info.saved_at < age:
+    unknown = info.completeness.state is State.UNKNOWN
+    if age is None or unknown or now - info.saved_at < age:
         return Decision(checkpoint=info, action=Action.SKIP, reasons=(why,))
     return Decision(checkpoint=info, action=Action.DELETE, reasons=(f"{why}, and older than asked for",))

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.cli._errors import NO, OK, guarded_each
+from ckptctl.cli._errors import NO, OK, guarded_each, mute
 from ckptctl.cli._output import Printer, joined, print_json, to_json
 from ckptctl.cli._progress import stopped_by_sigterm
 from ckptctl.cli._prune_text import done, planned, show_plan
@@ -32,8 +32,6 @@ class How:
     dry_run: bool
     sure: bool
     explicit: bool
-    lock: bool
-    wait: bool
     most: int | None
 
 
@@ -45,6 +43,7 @@ class Answer:
         self.printer = None if json or quiet else Printer()
         self.now = datetime.now(tz=timezone.utc)
         self.reports: list[PruneReport] = []
+        self.told = 0
 
     def of(self, paths: list[Path]) -> int:
         """Plan, show, ask and carry out; return the exit status."""
@@ -52,39 +51,52 @@ class Answer:
 
     def _all(self, paths: list[Path]) -> int:
         how = self.how
-        asks = not how.sure and sys.stdin.isatty()
+        asks = not how.sure and not how.dry_run and self.printer is not None and sys.stdin.isatty()
         if not (how.dry_run or how.sure or asks or how.explicit):
             raise PolicyError(
                 "no rule was given, and nobody can be asked; nothing was deleted",
                 hint="give a rule, such as --keep-last 3, or --yes for the defaults; --dry-run shows what would go",
             )
-        lock = how.lock and not how.dry_run
-        with stopped_by_sigterm(), Pruning(paths, self.settings, self.now, lock=lock, wait=how.wait) as pruning:
-            status = guarded_each(map(_raising, pruning.errors), as_json=self.json)
-            told = len(pruning.errors)
-            self._show(pruning)
+        with stopped_by_sigterm(), Pruning(paths, self.settings, self.now, lock=not how.dry_run) as pruning:
+            status = self._tell(pruning)
+            self._show(pruning, must=asks)
             if how.most is not None:
                 pruning.refuse_more_than(how.most)
             if how.dry_run:
-                self._finish(pruning)
-                return status
+                return max(status, guarded_each([partial(self._finish, pruning)], as_json=self.json))
             if asks and pruning.count:
                 if not self._asked(pruning):
                     return max(status, NO)
                 pruning.plan_again()
-                status = max(status, guarded_each(map(_raising, pruning.errors[told:]), as_json=self.json))
+                status = max(status, self._tell(pruning))
             calls = [partial(self._apply, pruning, plan) for plan in pruning.plans]
             return max(status, guarded_each([*calls, partial(self._finish, pruning)], as_json=self.json))
 
-    def _show(self, pruning: Pruning) -> None:
+    def _tell(self, pruning: Pruning) -> int:
+        """Say which runs were refused, and why."""
+        fresh, self.told = pruning.errors[self.told :], len(pruning.errors)
+        return guarded_each(map(_raising, fresh), as_json=self.json)
+
+    def _show(self, pruning: Pruning, *, must: bool) -> None:
+        """Print the plan. Where nobody is asked, an output that takes no more stops no prune: its disk may be full."""
         if not self.printer:
             return
-        for plan in pruning.plans:
-            show_plan(self.printer, plan, self.now, brief=self.brief)
-        if pruning.plans:
-            runs = f"{len(pruning.plans):,} runs: " if len(pruning.plans) > 1 else ""
-            dry = "nothing was changed (--dry-run)" if self.how.dry_run else ""
-            self.printer.line(joined([f"{runs}{planned(pruning.plans)}", dry]))
+        try:
+            for plan in pruning.plans:
+                show_plan(self.printer, plan, self.now, brief=self.brief)
+            if pruning.plans:
+                runs = f"{len(pruning.plans):,} runs: " if len(pruning.plans) > 1 else ""
+                dry = "nothing was changed (--dry-run)" if self.how.dry_run else ""
+                sums = planned(pruning.plans, in_trash=bool(self.settings.trash_for))
+                self.printer.line(joined([f"{runs}{sums}", dry]))
+            sys.stdout.flush()
+        except OSError as error:
+            mute()
+            self.printer = None
+            if must or self.how.dry_run:
+                raise
+            if not isinstance(error, BrokenPipeError):
+                print(f"ckptctl: the plan could not be printed: {error.strerror}", file=sys.stderr)
 
     def _asked(self, pruning: Pruning) -> bool:
         """Ask on stderr: stdout is for the answer."""
@@ -97,7 +109,12 @@ class Answer:
         return False
 
     def _apply(self, pruning: Pruning, plan: PrunePlan) -> int:
-        report = pruning.apply(plan)
+        try:
+            report = pruning.apply(plan)
+        except KeyboardInterrupt:
+            done_so_far = pruning.running.report().count if pruning.running else 0
+            print(f"ckptctl: {escape(str(plan.path))}: deleted {done_so_far} before the interruption", file=sys.stderr)
+            raise
         self.reports.append(report)
         for text in report.errors:
             print(f"ckptctl: {escape(str(report.path))}: {escape(text, limit=300)}", file=sys.stderr)
@@ -115,6 +132,7 @@ class Answer:
             "schema": _SCHEMA,
             "dry_run": self.how.dry_run,
             "freed_bytes": sum(report.freed for report in self.reports),
+            "refused": [{"slug": error.slug, "message": error.message} for error in pruning.errors],
             "runs": [_run(plan, done_in.get(plan.path)) for plan in pruning.plans],
         }
 
@@ -165,15 +183,21 @@ def _decision(decision: Decision) -> dict[str, object]:
     }
 
 
-def restored(paths: list[Path], name: str, *, lock: bool, wait: bool, as_json: bool, quiet: bool) -> int:
+def restored(paths: list[Path], name: str, settings: Settings, *, as_json: bool, quiet: bool) -> int:
     """Bring a checkpoint back from the trash, and say so."""
 
     def one(path: Path) -> None:
-        back = restore_from_trash(path, name, lock=lock, wait=wait)
+        back = restore_from_trash(path, name, needed=settings.lock_needed, wait=settings.wait)
         if as_json:
             print_json({"schema": _SCHEMA, "restored": to_json(back)})
         elif not quiet:
             for found in back:
                 print(f"restored {escape(str(found))}")
+            print(f"pin it ({pin_of(back[0])}), or the next prune may delete it again")
 
     return guarded_each([partial(one, path) for path in paths], as_json=as_json)
+
+
+def pin_of(path: Path) -> str:
+    """Return which file pins a checkpoint."""
+    return escape(str(path / ".keep" if path.is_dir() else path.with_name(f"{path.name}.keep")))

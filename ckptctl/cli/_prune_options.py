@@ -18,6 +18,7 @@ _RULES, _HOW, _TRASH = "What to keep (rules are united)", "How to go about it", 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _PART = re.compile(r"([0-9]{1,9})(s|min|m|h|d|w)")
 _STEPS = re.compile(r"[0-9]{1,18}(?:,[0-9]{1,18})*")
+_LONGEST = 100 * 365 * 86400
 _LEAST_AGE = timedelta(hours=1)
 
 _DIRECTORY = "CKPTCTL_DIR"
@@ -117,7 +118,7 @@ TrashFor = Annotated[
     ),
 ]
 Restore = Annotated[
-    str, typer.Option("--restore", metavar="NAME", help="Bring one back from the trash.", rich_help_panel=_TRASH)
+    str | None, typer.Option("--restore", metavar="NAME", help="Bring one back from the trash.", rich_help_panel=_TRASH)
 ]
 
 
@@ -134,10 +135,10 @@ def duration(text: str, option: str) -> timedelta:
         return timedelta(0)
     if not text or "".join(number + unit for number, unit in parts) != text:
         raise UsageError(f"{option} {text[:40]!r} is no time", hint="write 30min, 24h, 7d, 2w or 1d12h")
-    try:
-        return timedelta(seconds=sum(int(number) * _UNITS[unit] for number, unit in parts))
-    except OverflowError:
-        raise UsageError(f"{option} {text[:40]!r} is too long a time") from None
+    seconds = sum(int(number) * _UNITS[unit] for number, unit in parts)
+    if seconds > _LONGEST:
+        raise UsageError(f"{option} {text[:40]!r} is too long a time")
+    return timedelta(seconds=seconds)
 
 
 def policy_of(  # noqa: PLR0917  # one for each rule
@@ -204,3 +205,17 @@ def _steps(text: str) -> list[int]:
 def directories(given: list[Path] | None) -> list[Path]:
     """Return the directories to prune: those that were given, else the one of the environment, else this one."""
     return given or [Path(os.environ.get(_DIRECTORY) or ".")]
+
+
+def check_restore(name: str, *, dry_run: bool) -> None:
+    """Make sure that something is to be restored.
+
+    Raises
+    ------
+    UsageError
+        It has no name, or only a dry run was asked for.
+    """
+    if not name:
+        raise UsageError("--restore takes the name of a checkpoint")
+    if dry_run:
+        raise UsageError("--restore changes something, --dry-run does not", hint="--json --dry-run lists the trash")

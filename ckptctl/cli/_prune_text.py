@@ -107,14 +107,15 @@ def _time(length: timedelta) -> str:
     return " ".join(parts)
 
 
-def planned(plans: list[PrunePlan]) -> str:
+def planned(plans: list[PrunePlan], *, in_trash: bool) -> str:
     """Return what plans come to: delete 17 of 25, free 952.0 GB, keep 7, skip 1."""
+    verb = "free later" if in_trash else "free"
     counts = _counts(plans)
     total = sum(counts.values())
     return joined(
         [
             f"delete {counts[Action.DELETE]:,} of {total:,}",
-            f"free {size(sum(plan.frees for plan in plans))}",
+            f"{verb} {size(sum(plan.frees for plan in plans))}",
             f"keep {counts[Action.KEEP]:,}",
             f"skip {counts[Action.SKIP]:,}" if counts[Action.SKIP] else "",
         ],

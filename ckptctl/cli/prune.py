@@ -26,6 +26,9 @@ Exit status: 0 done; 1 some could not be removed, or you said no; 2 refused, or 
 """
 
 
+_OFF: tuple[object, ...] = (None, "", "0", 0, [])
+
+
 def run(  # as many as there are rules
     runs: given.Runs = None,
     *,
@@ -47,7 +50,7 @@ def run(  # as many as there are rules
     wait: given.Wait = False,
     no_lock: given.NoLock = False,
     trash_for: given.TrashFor = "0",
-    restore: given.Restore = "",
+    restore: given.Restore = None,
     json: options.Json = False,
     brief: options.Brief = False,
     quiet: options.Quiet = False,
@@ -57,15 +60,20 @@ def run(  # as many as there are rules
     from ckptctl.ops.prune import Settings
 
     paths = given.directories(runs)
-    if restore:
-        return restored(paths, restore, lock=not no_lock, wait=wait, as_json=json, quiet=quiet)
     policy = given.policy_of(
         keep_last, keep_best, metric, mode, anchor_every, anchor_mode, keep_within, keep_every, keep_step, keep,
         remove_incomplete,
     )  # fmt: skip
-    keep_trash = given.duration(trash_for, "--trash-for")
-    settings = Settings(policy=policy, verify_bytes=verify is given.Verification.BYTES, trash_for=keep_trash)
+    settings = Settings(
+        policy=policy,
+        verify_bytes=verify is given.Verification.BYTES,
+        trash_for=given.duration(trash_for, "--trash-for"),
+        wait=wait,
+        lock_needed=not no_lock,
+    )
+    if restore is not None:
+        given.check_restore(restore, dry_run=dry_run)
+        return restored(paths, restore, settings, as_json=json, quiet=quiet)
     rules = (keep_last, keep_best, anchor_every, keep_within, keep_every, keep_step, keep)
-    explicit = any(rule not in (None, "", []) for rule in rules)
-    how = How(dry_run=dry_run, sure=yes, explicit=explicit, lock=not no_lock, wait=wait, most=max_delete)
+    how = How(dry_run=dry_run, sure=yes, explicit=any(rule not in _OFF for rule in rules), most=max_delete)
     return Answer(settings, how, json=json, brief=brief, quiet=quiet).of(paths)

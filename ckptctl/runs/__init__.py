@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import UnreadableError, UsageError
 from ckptctl.layouts import layout_of
 from ckptctl.model.run import Run
-from ckptctl.runs._directory import Directory, pointers_in
+from ckptctl.runs._directory import Directory
 from ckptctl.runs._directory import look as look_into
 from ckptctl.runs._names import name_of
 from ckptctl.runs._slots import rank_stem, runs_of
@@ -29,12 +29,10 @@ __all__ = [
     "directories_in",
     "find_checkpoints",
     "find_runs",
-    "holds_run",
-    "is_nested_run",
     "is_run",
     "look_into",
+    "may_be_of_a_run",
     "parts_of",
-    "pointers_in",
     "runs_in",
 ]
 
@@ -113,17 +111,9 @@ def parts_of(info: CheckpointInfo) -> tuple[tuple[Path, tuple[str, ...] | None],
     return ((info.path.parent, ranked), *((path, None) for path in info.paths if path.name not in ranked))
 
 
-def holds_run(path: Path) -> bool:
-    """Whether a checkpoint directory also holds checkpoints of a run, which would go with it."""
-    layout = layout_of(path)
-    names = checkpoint_names(path, directories=True)
-    return any((path / n.name).is_dir() for n in names) or bool(names and layout is None)
-
-
-def is_nested_run(name: str) -> bool:
-    """Whether a directory somewhere in a checkpoint is called like a checkpoint of a trainer's run."""
-    named = name_of(name, directory=True)
-    return named is not None and not named.bare and named.family in _FILE_FAMILIES and named.family != "global_step"
+def may_be_of_a_run(name: str, *, directory: bool) -> bool:
+    """Whether something inside a checkpoint is called like a checkpoint of a run of its own."""
+    return name_of(name, directory=directory) is not None
 
 
 def is_run(path: Path, *, least: int = 2) -> bool:

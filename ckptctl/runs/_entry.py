@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckptctl.checks.marks import base_name
 from ckptctl.layouts import number_of
 from ckptctl.model import Component, Found
-from ckptctl.runs._metrics import metrics_of_history
+from ckptctl.runs.metrics import metrics_of_history
 from ckptctl.values import as_mapping
 
 if TYPE_CHECKING:

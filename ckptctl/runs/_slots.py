@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from ckptctl.checks.completeness import glance
 from ckptctl.checks.marks import base_name
+from ckptctl.errors import CkptctlError
 from ckptctl.model.run import CheckpointInfo, Completeness, Run, State
 from ckptctl.runs._directory import Directory, is_pinned
 from ckptctl.runs._entry import Entry, entry_of
-from ckptctl.runs._metrics import METRICS
 from ckptctl.runs._scores import Scores, scores_of
+from ckptctl.runs.metrics import METRICS
+from ckptctl.storage import LocalFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +30,9 @@ _SIDECARS = (".sha256", ".keep", "-unfinished")
 _COMMIT = "trainer_state.json"
 _FEWER = "{} ranks are here, siblings have {}, and no file says how many there were"
 _RANK = re.compile(r"(?<=rank)[-_]?[0-9]{1,6}(?=\.(?!safetensors))")
+_TAIL = 1 << 18
+_LAST_TIME = 1e11
+"""The year 5138: nothing was saved later, whatever a broken clock says."""
 _ORDER = (State.WHOLE, State.UNFINISHED, State.DAMAGED, State.UNKNOWN)
 
 
@@ -87,7 +92,7 @@ def _slots(entries: list[Entry]) -> list[list[Entry]]:
     """Bring names of one checkpoint together; what has the same step in another epoch is another one."""
     slots: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries:
-        slots.setdefault(entry.slot, []).append(entry)
+        slots.setdefault((_copied(entry, entries) or entry).slot, []).append(entry)
     found: list[list[Entry]] = []
     for slot in slots.values():
         epochs: dict[float | None, list[Entry]] = {}
@@ -96,6 +101,27 @@ def _slots(entries: list[Entry]) -> list[list[Entry]]:
         known = [epoch for epoch in epochs if epoch is not None]
         found += [slot] if len(known) < 2 else epochs.values()
     return found
+
+
+def _copied(entry: Entry, entries: list[Entry]) -> Entry | None:
+    """Return the entry that one without a number in its name, such as ``last.ckpt``, is a copy of, byte by byte."""
+    if entry.named.step is not None or entry.named.epoch is not None or not entry.step or len(entry.paths) > 1:
+        return None
+    same = (one for one in entries if one is not entry and one.step and one.step.value == entry.step.value)
+    return next((one for one in same if len(one.paths) == 1 and _are_equal(one.paths[0], entry.paths[0])), None)
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    """Whether two files are of one size and end alike: a zip archive ends with the checksums of all that is in it."""
+    try:
+        ranges = [LocalFile(path).range() for path in (one, other) if path.is_file()]
+        if len(ranges) < 2 or ranges[0].length != ranges[1].length:
+            return False
+        start = max(ranges[0].length - _TAIL, 0)
+        tails = [found.read(start, found.length - start) for found in ranges]
+    except CkptctlError:
+        return False
+    return tails[0] == tails[1]
 
 
 def _without_ranks(entries: list[Entry]) -> list[Entry]:
@@ -172,7 +198,7 @@ def _size_and_time(paths: tuple[Path, ...]) -> tuple[int, datetime]:
         nbytes += status.st_size
         newest = max(newest, status.st_mtime)
     newest = newest or max((_written(path) for path in paths), default=0.0)  # an empty directory
-    return nbytes, datetime.fromtimestamp(newest, tz=timezone.utc)
+    return nbytes, datetime.fromtimestamp(min(max(newest, 0.0), _LAST_TIME), tz=timezone.utc)
 
 
 def _written(path: Path) -> float:

@@ -21,6 +21,8 @@ _ARGUMENTS = "training_args.bin"
 _LIGHTNING = re.compile(r"ModelCheckpoint\{'monitor': '([^']{1,200})', 'mode': '(min|max)'")
 _LOSSES = r"loss|perplexity|ppl|err(?:or)?|nll|wer|cer|fid|mse|mae|rmse"
 _HELD_OUT = re.compile(rf"(?:.*[_/.-])?(?:eval|val|valid|validation)[_/.-](?:.*[_/.-])?(?:{_LOSSES})", re.IGNORECASE)
+_TURNED = re.compile(r"(?:^|[_/.-])(?:neg|negative|minus|inv|inverse)(?:$|[_/.-])", re.IGNORECASE)
+"""What makes the better of a metric the worse."""
 _LOWER = re.compile(rf"(?:.*[_/.-])?(?:{_LOSSES})", re.IGNORECASE)
 _HIGHER = re.compile(
     r"(?:.*[_/.-])?(?:acc(?:uracy)?|f1|bleu|rouge[a-z0-9]*|auc|auroc|precision|recall|iou|dice)[0-9]*",
@@ -44,6 +46,8 @@ def declared_metric(run: Run) -> tuple[str, Mode | None]:
 
 def mode_of(metric: str) -> Mode | None:
     """Return whether a metric is better low or high, as far as its name tells."""
+    if _TURNED.search(metric):
+        return None
     if _LOWER.fullmatch(metric):
         return Mode.MIN
     return Mode.MAX if _HIGHER.fullmatch(metric) else None

@@ -6,6 +6,7 @@ whole checkpoints and trash; the next prune finishes the work.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -16,11 +17,14 @@ from ckptctl.errors import ExistsError, UnreadableError
 from ckptctl.runs._slots import rank_stem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ckptctl.storage.directory import Directory
 
 PREFIX = ".ckptctl-trash-"
 _TIME = "%Y%m%dT%H%M%SZ"
 _TRASH = re.compile(re.escape(PREFIX) + r"([0-9]{8}T[0-9]{6}Z)-(.+)", re.DOTALL)
+_MAX_NAME = 255
 _BESIDE = (".sha256", ".keep", "-unfinished")
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".pkl", ".pickle", ".hdf5", ".tar")
 
@@ -51,12 +55,38 @@ def _parsed(entry: str) -> Trash | None:
     return Trash(entry=entry, name=found[2], deadline=deadline)
 
 
-def discard(directory: Directory, name: str, deadline: datetime) -> Trash:
-    """Give something a trash name. It stays where it is, and nothing else of it changes."""
-    while directory.stat(entry := f"{PREFIX}{deadline.astimezone(timezone.utc):{_TIME}}-{name}") is not None:
+def discard(directory: Directory, names: Iterable[str], deadline: datetime, *, for_good: bool) -> tuple[Trash, ...]:
+    """Give things that belong together trash names: all of them or, if one cannot have one, none.
+
+    They stay where they are, and nothing else of them changes. A name that would be too long is cut if it need never
+    be known again (`for_good`).
+
+    Raises
+    ------
+    OSError
+        One of them could not be renamed. Those before it have their own names again.
+    """
+    done: list[Trash] = []
+    try:
+        for name in names:
+            done.append(_renamed(directory, name, deadline, for_good=for_good))  # noqa: PERF401  # undone if one fails
+    except OSError:
+        for back in reversed(done):
+            directory.rename(back.entry, back.name)
+        raise
+    return tuple(done)
+
+
+def _renamed(directory: Directory, name: str, deadline: datetime, *, for_good: bool) -> Trash:
+    while directory.stat(entry := _entry(name, deadline, for_good=for_good)) is not None:
         deadline += timedelta(seconds=1)  # something of the same name was pruned at the same moment
     directory.rename(name, entry)
     return Trash(entry=entry, name=name, deadline=deadline)
+
+
+def _entry(name: str, deadline: datetime, *, for_good: bool) -> str:
+    prefix = f"{PREFIX}{deadline.astimezone(timezone.utc):{_TIME}}-"
+    return prefix + (os.fsdecode(os.fsencode(name)[: _MAX_NAME - len(prefix)]) if for_good else name)
 
 
 def restore(directory: Directory, name: str) -> tuple[str, ...]:
@@ -96,7 +126,7 @@ def leftovers(directory: Directory) -> tuple[tuple[str, Trash], ...]:
     for one in trash_in(directory):
         stem = rank_stem(one.name)
         renamed = directory.stat(one.entry)
-        beside = [] if one.name in names else [name for name in names if _goes_with(name, one.name, stem)]
+        beside = [] if one.name in names else [name for name in names if _is_left(name, one.name, stem, names)]
         for name in beside:
             status = directory.stat(name)
             if status and renamed and status.st_ctime_ns < renamed.st_ctime_ns:
@@ -104,18 +134,35 @@ def leftovers(directory: Directory) -> tuple[tuple[str, Trash], ...]:
     return tuple(sorted(found.items()))
 
 
-def companions(directory: Directory, name: str) -> tuple[str, ...]:
-    """Return the names of what goes with a file or directory and is there: its digest, its marks."""
-    found = [f"{name}{suffix}" for suffix in _BESIDE]
-    path = Path(name)
-    twins = (f"{path.stem}{suffix}" for suffix in _SUFFIXES if suffix != path.suffix)
-    if path.suffix in _SUFFIXES and not any(directory.stat(twin) for twin in twins):
-        found.append(f"{path.stem}.sha256")
-    return tuple(name for name in found if directory.stat(name))
+def _is_left(name: str, of: str, stem: str, names: frozenset[str]) -> bool:
+    """Whether something was left when only a part of a checkpoint was renamed: it is nothing by itself."""
+    if stem and rank_stem(name) == stem:
+        return True
+    base = next((name.removesuffix(suffix) for suffix in _BESIDE if name.endswith(suffix)), "")
+    if not base or base in names or any(f"{base}{suffix}" in names for suffix in _SUFFIXES):
+        return False  # it is a file, or goes with one that is here
+    return _goes_with(name, of, stem)
+
+
+def companions(directory: Directory, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of what goes with files or directories and is there: their digests, their marks."""
+    going = set(names)
+    found: dict[str, None] = {}
+    for name in names:
+        found |= dict.fromkeys(f"{name}{suffix}" for suffix in _BESIDE)
+        path = Path(name)
+        twins = {f"{path.stem}{suffix}" for suffix in _SUFFIXES} - going
+        if path.suffix in _SUFFIXES and not any(directory.stat(twin) for twin in twins):
+            found[f"{path.stem}.sha256"] = None
+    return tuple(name for name in found if name not in going and directory.stat(name))
 
 
 def _goes_with(name: str, of: str, stem: str) -> bool:
-    if stem and rank_stem(name) == stem:
+    """Whether a name belongs to the checkpoint of another: of another rank, in another format, a digest, a mark."""
+    bare = next((name.removesuffix(suffix) for suffix in _BESIDE if name.endswith(suffix)), name)
+    if stem and rank_stem(bare) == stem:
         return True
     path = Path(of)
-    return name in {f"{of}{suffix}" for suffix in _BESIDE} or (bool(path.suffix) and name == f"{path.stem}.sha256")
+    if bare == of or not path.suffix:
+        return bare == of
+    return bare == path.stem or (Path(bare).stem == path.stem and Path(bare).suffix in _SUFFIXES)

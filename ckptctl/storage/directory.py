@@ -19,7 +19,7 @@ _NO_FLUSH = frozenset({errno.EINVAL, errno.EBADF})
 
 
 class Directory:
-    """An open directory. `fd` is its handle; the lock, once taken, lasts until it is closed.
+    """An open directory. `fd` is its handle, `identity` tells it from any other; a lock lasts until it is closed.
 
     Raises
     ------
@@ -33,6 +33,8 @@ class Directory:
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise unreadable(path, error) from None
+        found = os.fstat(self.fd)
+        self.identity = found.st_dev, found.st_ino
 
     def __enter__(self) -> Directory:  # noqa: PYI034  # Self came with Python 3.11
         return self
@@ -42,7 +44,7 @@ class Directory:
     ) -> None:
         os.close(self.fd)
 
-    def lock(self, *, wait: bool = False) -> None:
+    def lock(self, *, wait: bool = False, needed: bool = True) -> None:
         """Let nobody else lock the directory meanwhile. Nothing is created for it; the lock dies with its holder.
 
         Raises
@@ -50,7 +52,7 @@ class Directory:
         LockedError
             Somebody else holds it, and `wait` is off.
         UnsupportedError
-            The file system has no locks.
+            The file system has no locks, and one is `needed`.
         """
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -59,6 +61,8 @@ class Directory:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
+            if not needed:
+                return
             hint = "--no-lock goes on without, if no other prune can run at the same time"
             raise UnsupportedError(f"{self.path}: its file system has no locks", hint=hint) from None
 

@@ -10,6 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ckptctl.storage.survey import survey
+
 if TYPE_CHECKING:
     from ckptctl.storage.directory import Directory
 
@@ -30,6 +32,9 @@ def remove_tree(directory: Directory, name: str) -> int:
     OSError
         Some of it could not be removed. What could be is.
     """
+    why = survey(directory, name).why
+    if "mounted" in why:
+        raise OSError(errno.EBUSY, why)
     return _remove(directory.fd, name)
 
 

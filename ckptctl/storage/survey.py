@@ -29,7 +29,8 @@ class Survey:
 
     Two surveys are equal if nothing was changed in between, as far as inodes, sizes and times tell. `own` is how
     many bytes on disk have no other name; `shared` are those with several names: how many names each has, how many
-    of them are here, its bytes. `why` says why it must not be removed, empty if it may be.
+    of them are here, its bytes. `suspects` are the names further down that were to be noted. `why` says why it must
+    not be removed, empty if it may be.
     """
 
     top: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -38,13 +39,14 @@ class Survey:
     newest: int = 0
     own: int = field(default=0, compare=False)
     shared: dict[Inode, tuple[int, int, int]] = field(default_factory=dict, compare=False)
+    suspects: list[str] = field(default_factory=list, compare=False)
     why: str = field(default="", compare=False)
 
 
-def survey(directory: Directory, name: str, refuses: Callable[[str], bool] = lambda _: False) -> Survey:
+def survey(directory: Directory, name: str, suspects: Callable[[str, bool], bool] = lambda *_: False) -> Survey:
     """Look at everything under a name in a directory.
 
-    `refuses` tells of the name of a directory further down whether what holds it must not be removed.
+    `suspects` tells of a name further down, and whether it is one of a directory, whether to note it.
     """
     found = directory.stat(name)
     if found is None:
@@ -56,7 +58,10 @@ def survey(directory: Directory, name: str, refuses: Callable[[str], bool] = lam
     elif stat.S_ISREG(found.st_mode):
         _count(result, found)
     elif stat.S_ISDIR(found.st_mode):
-        _inside(result, directory.fd, name, path, refuses, 0)
+        try:
+            _inside(result, directory.fd, name, path, suspects, ())
+        except OSError as error:
+            result.why = f"{error.filename or 'something'} in it cannot be looked at ({error.strerror})"
     else:
         result.why = "it is neither a file nor a directory"
     return result
@@ -86,7 +91,9 @@ def _count(result: Survey, found: os.stat_result) -> None:
         result.shared[inode] = found.st_nlink, seen + 1, nbytes
 
 
-def _inside(result: Survey, parent: int, name: str, path: Path, refuses: Callable[[str], bool], depth: int) -> None:  # noqa: PLR0913, PLR0917
+def _inside(  # noqa: PLR0913, PLR0917
+    result: Survey, parent: int, name: str, path: Path, suspects: Callable[[str, bool], bool], above: tuple[str, ...]
+) -> None:
     fd = os.open(name, _FOLLOW_NO_LINK, dir_fd=parent)
     try:
         here = os.fstat(fd)
@@ -94,16 +101,17 @@ def _inside(result: Survey, parent: int, name: str, path: Path, refuses: Callabl
         result.newest = max(result.newest, here.st_mtime_ns)
         for inner in os.listdir(fd):  # noqa: PTH208  # by handle
             found = os.stat(inner, dir_fd=fd, follow_symlinks=False)
-            if stat.S_ISDIR(found.st_mode):
-                if depth >= _MAX_DEPTH:
+            is_directory = stat.S_ISDIR(found.st_mode)
+            if suspects(inner, is_directory):
+                result.suspects.append("/".join((*above, inner)))
+            if is_directory:
+                if len(above) >= _MAX_DEPTH:
                     result.why = "directories in it are nested too deeply"
                 elif found.st_dev != here.st_dev:
                     result.why = "another file system is mounted on it or in it"
-                elif refuses(inner):
-                    result.why = f"it holds checkpoints of another run ({inner})"
                 else:
-                    _inside(result, fd, inner, path / inner, refuses, depth + 1)
-            elif stat.S_ISLNK(found.st_mode) and _leads_out(path / inner, path, depth):
+                    _inside(result, fd, inner, path / inner, suspects, (*above, inner))
+            elif stat.S_ISLNK(found.st_mode) and _leads_out(path / inner, path, len(above)):
                 result.why = f"{inner} in it is a link that leads out"
             else:
                 _count(result, found)

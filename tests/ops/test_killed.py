@@ -105,10 +105,11 @@ sys.path.insert(0, {str(HERE)!r})
 import killed_prune
 from ckptctl.ops.prune import carry_out
 real = carry_out.discard
-def careless(directory, name, deadline):
-    carry_out.remove_tree(directory, name)
-    killed_prune.killed.os.mkdir(directory.path / name)
-    return real(directory, name, deadline)
+def careless(directory, names, deadline, for_good):
+    for name in names:
+        carry_out.remove_tree(directory, name)
+        killed_prune.killed.os.mkdir(directory.path / name)
+    return real(directory, names, deadline, for_good=for_good)
 carry_out.discard = careless
 killed_prune.main(killed_prune.Path({str(tmp_path)!r}), killed_prune.Path({str(tmp_path / "run")!r}))
 """

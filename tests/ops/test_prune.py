@@ -195,7 +195,7 @@ def test_names_that_hold_something_else_stay(tmp_path):
     age(tmp_path / "checkpoint-20")
     age(tmp_path / "checkpoint-10")
     found = reasons(tmp_path)
-    assert found["checkpoint-10"] == ("keep", "it holds checkpoints of another run (checkpoint-5)")
+    assert found["checkpoint-10"] == ("keep", "it holds what may be a checkpoint of another run (old/checkpoint-5)")
     assert found["checkpoint-20"] == ("keep", "data in it is a link that leads out")
 
 
@@ -449,7 +449,7 @@ def test_what_a_killed_prune_left_is_finished_and_what_is_newer_is_not(tmp_path)
     with Pruning([tmp_path], Settings(policy=LAST), NOW) as pruning:
         directory = pruning._opened[tmp_path]
         time.sleep(0.02)
-        trashes.discard(directory, "ckpt_step1_rank_0.pt", NOW)
+        trashes.discard(directory, ["ckpt_step1_rank_0.pt"], NOW, for_good=True)
         assert [name for name, _ in trashes.leftovers(directory)] == ["ckpt_step1_rank_1.pt"]
         saved(tmp_path / "ckpt_step1_rank_1.pt", 1)
         assert trashes.leftovers(directory) == ()

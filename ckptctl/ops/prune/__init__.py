@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from ckptctl.errors import CkptctlError, ExistsError, PolicyError, UnknownFormatError, UnreadableError
 from ckptctl.ops.prune.carry_out import CarryOut, PruneReport
-from ckptctl.ops.prune.plan import Group, PrunePlan, directories_below, plan_prune
+from ckptctl.ops.prune.group import Group
+from ckptctl.ops.prune.plan import PrunePlan, directories_below, plan_prune
 from ckptctl.ops.prune.settings import Settings
 from ckptctl.runs import is_run
 from ckptctl.runs.trash import restore, trash_in
+from ckptctl.storage import unreadable
 from ckptctl.storage.directory import Directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from datetime import datetime
     from pathlib import Path
     from types import TracebackType
 
+_T = TypeVar("_T")
+_TRIES = 3
 __all__ = ["Group", "PrunePlan", "PruneReport", "Pruning", "Settings", "restore_from_trash"]
 
 
@@ -30,25 +37,21 @@ class Pruning:
     Parameters
     ----------
     lock
-        Whether to lock each directory; without it nothing may be applied but where no other prune can be at work.
-    wait
-        Whether to wait for a directory that somebody else has locked.
+        Whether to lock each directory; without it nothing may be applied.
     """
 
-    def __init__(
-        self, paths: Iterable[Path], settings: Settings, now: datetime, *, lock: bool = True, wait: bool = False
-    ) -> None:
+    def __init__(self, paths: Iterable[Path], settings: Settings, now: datetime, *, lock: bool = True) -> None:
         self.settings, self.now = settings, now
-        self._lock, self._wait = lock, wait
+        self._lock = lock
         self._stack = ExitStack()
         self._opened: dict[Path, Directory] = {}
+        self._known: set[tuple[int, int]] = set()
+        self.running: CarryOut | None = None
+        allow_many_files()
         self.plans: list[PrunePlan] = []
         self.errors: list[CkptctlError] = []
         for path in paths:
-            try:
-                self._add(path)
-            except CkptctlError as error:  # noqa: PERF203  # one that is refused does not stop the rest
-                self.errors.append(error)
+            self._try(partial(self._add, path), path)
 
     def __enter__(self) -> Pruning:  # noqa: PYI034  # Self came with Python 3.11
         return self
@@ -78,17 +81,14 @@ class Pruning:
         """Look at everything anew, as after a question: only what was planned before and still is stays planned."""
         shown, self.plans = self.plans, []
         for plan in shown:
-            try:
-                again = plan_prune(self._opened[plan.path], self.settings, self.now)
-            except CkptctlError as error:  # noqa: PERF203  # nor does one that is refused now
-                self.errors.append(error)
-            else:
+            again = self._try(partial(self._planned, self._opened[plan.path]), plan.path)
+            if again:
                 self.plans.append(plan.only(again))
 
     def apply(self, plan: PrunePlan) -> PruneReport:
         """Carry out one of the plans."""
-        carry_out = CarryOut(self._opened[plan.path], plan, now=self.now, trash_for=self.settings.trash_for)
-        return carry_out.run()
+        self.running = CarryOut(self._opened[plan.path], plan, now=self.now, trash_for=self.settings.trash_for)
+        return self.running.run()
 
     def _add(self, path: Path) -> None:
         """Plan a directory, or those one level below it that hold runs."""
@@ -96,34 +96,57 @@ class Pruning:
             raise UnknownFormatError(f"{path}: a checkpoint, not a run", hint="prune takes the directory that it is in")
         if self._plan(path):
             return
-        found = False
-        for below in directories_below(path):
-            try:
-                found = self._plan(below) or found
-            except CkptctlError as error:  # noqa: PERF203  # nor does one of several in a directory
-                found = True
-                self.errors.append(error)
-        if not found:
+        every = directories_below(path)
+        found = [self._try(partial(self._plan, below), below) for below in every]
+        if not any(one is not False for one in found):
             raise UnknownFormatError(f"{path}: not a run: neither it nor the directories in it hold checkpoints")
+
+    def _try(self, call: Callable[[], _T], path: Path) -> _T | None:
+        """Do something about one directory; what goes wrong there does not stop the rest."""
+        try:
+            return call()
+        except CkptctlError as error:
+            self.errors.append(error)
+        except OSError as error:
+            self.errors.append(unreadable(path, error))
+        return None
 
     def _plan(self, path: Path) -> bool:
         """Open, lock and plan one directory; return whether it holds a run."""
-        if path in self._opened:
-            return True
         with ExitStack() as opened:
             directory = opened.enter_context(Directory(path))
+            if directory.identity in self._known:
+                return True  # it was named twice, or there is a link to it
             if self._lock:
-                directory.lock(wait=self._wait)
-            plan = plan_prune(directory, self.settings, self.now)
+                directory.lock(wait=self.settings.wait, needed=self.settings.lock_needed)
+            plan = self._planned(directory)
             if not plan.groups and not plan.trash:
                 return False
             self._stack.push(opened.pop_all())
+        self._known.add(directory.identity)
         self._opened[path] = directory
         self.plans.append(plan)
         return True
 
+    def _planned(self, directory: Directory) -> PrunePlan:
+        """Plan a directory; once more if something vanished meanwhile, as where a trainer deletes as well."""
+        for _ in range(_TRIES - 1):
+            try:
+                return plan_prune(directory, self.settings, self.now)
+            except FileNotFoundError:  # noqa: PERF203  # it is tried again
+                continue
+        return plan_prune(directory, self.settings, self.now)
 
-def restore_from_trash(path: Path, name: str, *, lock: bool = True, wait: bool = False) -> tuple[Path, ...]:
+
+def allow_many_files() -> None:
+    """Let as many directories be open at once as the system allows: each run stays locked until all is done."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 20) if hard > 0 else 1 << 16, hard))
+
+
+def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool = False) -> tuple[Path, ...]:
     """Bring a checkpoint back from the trash of a run, or of one of the runs one level below.
 
     Raises
@@ -143,6 +166,5 @@ def restore_from_trash(path: Path, name: str, *, lock: bool = True, wait: bool =
     if not holding and not path.is_dir():
         raise UnreadableError(f"{path}: no such directory")
     with Directory(holding[0] if holding else path) as directory:
-        if lock:
-            directory.lock(wait=wait)
+        directory.lock(wait=wait, needed=needed)
         return tuple(directory.path / back for back in restore(directory, name))

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.ops.prune.plan import survey_of
-from ckptctl.runs import pointers_in
+from ckptctl.ops.prune.protection import survey_of
+from ckptctl.runs.pointers import pointers_above, pointers_in
 from ckptctl.runs.trash import companions, discard, leftovers, trash_in
 from ckptctl.storage.removal import remove_tree
 
@@ -60,6 +60,10 @@ class CarryOut:
     def run(self) -> PruneReport:
         """Finish what an earlier prune began, then delete what is planned."""
         self._finish_earlier()
+        self._carry_out()
+        return self.report()
+
+    def _carry_out(self) -> None:
         victims = list(self.plan.victims)
         while victims:
             trash = list(self._discarded(victims))
@@ -67,6 +71,9 @@ class CarryOut:
                 self.directory.flush()
             if not self.keep_trash:
                 self._empty(trash)
+
+    def report(self) -> PruneReport:
+        """Return what has been done so far."""
         return PruneReport(
             path=self.plan.path,
             deleted=tuple(self.deleted),
@@ -79,12 +86,11 @@ class CarryOut:
     def _finish_earlier(self) -> None:
         left = leftovers(self.directory)
         for name, of in left:
-            discard(self.directory, name, of.deadline)
+            discard(self.directory, [name], of.deadline, for_good=False)
         if left:
             self.directory.flush()
         due = [one for one in trash_in(self.directory) if one.deadline <= self.now]
-        self._empty(due)
-        self.emptied += [one.name for one in due]
+        self.emptied += [one.name for one in self._empty(due)]
 
     def _discarded(self, victims: list[CheckpointInfo]) -> Iterator[Trash]:
         """Take some from the front of `victims` and rename them, each after a last look at it."""
@@ -99,22 +105,23 @@ class CarryOut:
                 self.errors.append(f"{victims[0].path.name}: {error.strerror}; left alone")
             del victims[0]
 
-    def _discard(self, info: CheckpointInfo) -> Iterator[Trash]:
+    def _discard(self, info: CheckpointInfo) -> tuple[Trash, ...]:
         names = [path.name for path in info.paths]
         why = self._changed(info, names)
         if why:
             self.errors.append(f"{info.path.name}: {why}; left alone")
-            return
-        beside = [name for one in names for name in companions(self.directory, one)]
-        for name in dict.fromkeys([*names, *beside]):
-            yield discard(self.directory, name, self.deadline)
+            return ()
+        every = [*names, *companions(self.directory, names)]
+        trash = discard(self.directory, every, self.deadline, for_good=not self.keep_trash)
         self.deleted += info.paths
         self.count += 1
+        return trash
 
     def _changed(self, info: CheckpointInfo, names: Sequence[str]) -> str:
         """Say why something must not be deleted after all; empty if it may be."""
         if time.monotonic() - self._looked >= _LOOK_AGAIN:
-            self._held = frozenset(pointer.target for pointer in pointers_in(self.directory.path))
+            path = self.directory.path
+            self._held = frozenset(one.target for one in (*pointers_in(path), *pointers_above(path)))
             self._looked = time.monotonic()
         if any(name in self._held for name in names):
             return "something points at it by now"
@@ -130,16 +137,19 @@ class CarryOut:
                 return "it was changed since it was planned"
         return ""
 
-    def _empty(self, trash: list[Trash]) -> None:
-        """Delete trash for good, with a few threads."""
+    def _empty(self, trash: Sequence[Trash]) -> list[Trash]:
+        """Delete trash for good, with a few threads; return what is gone."""
 
-        def one(item: Trash) -> int:
+        def one(item: Trash) -> int | None:
             try:
                 return remove_tree(self.directory, item.entry)
             except OSError as error:
                 self.errors.append(f"{item.name}: {error.strerror}; the rest of it lies in {item.entry}")
-                return 0
+                return None
 
-        if trash:
-            with ThreadPoolExecutor(_THREADS) as pool:
-                self.freed += sum(pool.map(one, trash))
+        if not trash:
+            return []
+        with ThreadPoolExecutor(_THREADS) as pool:
+            freed = list(pool.map(one, trash))
+        self.freed += sum(nbytes or 0 for nbytes in freed)
+        return [item for item, nbytes in zip(trash, freed, strict=True) if nbytes is not None]

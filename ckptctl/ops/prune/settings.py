@@ -21,8 +21,13 @@ class Settings:
         structure is enough.
     trash_for
         How long what is pruned can be restored; not at all if zero.
+    wait, lock_needed
+        Whether to wait for a directory that another prune has locked, and whether it is an error if the file system
+        has no locks.
     """
 
     policy: Policy = field(default_factory=Policy)
     verify_bytes: bool = False
     trash_for: timedelta = timedelta(0)
+    wait: bool = False
+    lock_needed: bool = True

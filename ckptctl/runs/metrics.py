@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import os
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _FILES = ("metrics.jsonl", "metrics.json", "metrics.csv")
 METRICS = frozenset(_FILES)
-_MOST_BYTES = 64 << 20
+_MOST_BYTES, _LARGE = 64 << 20, 1 << 53
 _STEPS = ("step", "global_step", "iteration", "iter")
 _NOT_METRICS = ("epoch", "time", "timestamp", "lr", "learning_rate", *_STEPS)
 _RATES = ("_runtime", "_per_second", "_time")
@@ -30,6 +31,23 @@ def metrics_beside(directory: Path, names: Iterable[str]) -> dict[int, dict[str,
         if name in names:
             _merge(by_step, _rows(directory / name))
     return by_step
+
+
+def unread_metrics(directory: Path) -> str:
+    """Say which file of metrics is there and cannot be read; empty if there is none."""
+    for name in _FILES:
+        path = directory / name
+        if not os.path.lexists(path):
+            continue
+        try:
+            file = LocalFile(path)
+            file.range().head(1)
+            file.release()
+        except CkptctlError as error:
+            return error.message
+        if file.size > _MOST_BYTES:
+            return f"{path}: {file.size} bytes are more than are read ({_MOST_BYTES})"
+    return ""
 
 
 def metrics_of_history(history: object) -> dict[int, dict[str, float]]:
@@ -86,4 +104,9 @@ def _number(value: object) -> float | None:
             return float(value)
         except ValueError:
             return None
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return value if abs(value) < _LARGE else float(value)
+    except OverflowError:
+        return None

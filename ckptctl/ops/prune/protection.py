@@ -1,0 +1,88 @@
+"""What no rule may delete: what holds a run or a mount, and what something that stays points at or leads into."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CkptctlError
+from ckptctl.layouts import open_checkpoint
+from ckptctl.ops.prune.group import victims_of
+from ckptctl.retention import Action
+from ckptctl.runs import may_be_of_a_run
+from ckptctl.runs.pointers import links_within, pointers_above, pointers_in
+from ckptctl.runs.trash import PREFIX
+from ckptctl.storage.survey import Survey, survey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from ckptctl.model.run import CheckpointInfo
+    from ckptctl.ops.prune.group import Group
+    from ckptctl.retention import Decision
+    from ckptctl.storage.directory import Directory
+
+
+def protected(directory: Directory, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """Keep what must never be removed: what holds a run or a mount, and what something that stays leads into."""
+    victims = {path.name: info for group in groups for info in victims_of(group.decisions) for path in info.paths}
+    if not victims:
+        return groups
+    why: dict[str, str] = {name: found for name in victims if (found := _untouchable(directory, name))}
+    pointers = [*pointers_in(directory.path), *pointers_above(directory.path)]
+    why |= {one.target: one.name for one in pointers if one.target in victims}
+    todo = [name for name in directory.names() if name not in victims and not name.startswith(PREFIX)]
+    todo += _slot_names(victims, why)
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for pointer in links_within(directory.path, name):
+            if pointer.target in victims and pointer.target not in why:
+                why[pointer.target] = f"{pointer.name} leads into it"
+                todo += _slot_names(victims, [pointer.target])
+    return tuple(
+        replace(group, decisions=tuple(_kept_back(decision, why) for decision in group.decisions)) for group in groups
+    )
+
+
+def _slot_names(victims: Mapping[str, CheckpointInfo], names: Iterable[str]) -> list[str]:
+    """Return all names of the checkpoints that have these names."""
+    return [path.name for name in names if name in victims for path in victims[name].paths]
+
+
+def _kept_back(decision: Decision, why: Mapping[str, str]) -> Decision:
+    found = next((why[path.name] for path in decision.checkpoint.paths if path.name in why), "")
+    return (
+        replace(decision, action=Action.KEEP, reasons=(found,))
+        if found and decision.action is Action.DELETE
+        else decision
+    )
+
+
+def _untouchable(directory: Directory, name: str) -> str:
+    """Say why something must not be removed; empty if it may be."""
+    found = survey_of(directory, name)
+    if found.why or not found.suspects:
+        return found.why
+    own = _own_files(directory.path / name)
+    foreign = [one for one in found.suspects if one not in own and not any(file.startswith(f"{one}/") for file in own)]
+    return f"it holds what may be a checkpoint of another run ({foreign[0]})" if foreign else ""
+
+
+def _own_files(path: Path) -> set[str]:
+    """Return the files that a checkpoint is made of, by their paths in its directory."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except CkptctlError:
+        return set()
+    files = (contents.range.file.path for contents in checkpoint.files)
+    return {file.relative_to(path).as_posix() for file in files if file.is_relative_to(path)}
+
+
+def survey_of(directory: Directory, name: str) -> Survey:
+    """Look at a checkpoint as a thing to remove."""
+    return survey(directory, name, lambda inner, is_directory: may_be_of_a_run(inner, directory=is_directory))
