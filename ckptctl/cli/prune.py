@@ -64,13 +64,10 @@ def run(  # as many as there are rules
         keep_last, keep_best, metric, mode, anchor_every, anchor_mode, keep_within, keep_every, keep_step, keep,
         remove_incomplete,
     )  # fmt: skip
+    sure_bytes, keep_trash = verify is given.Verification.BYTES, given.duration(trash_for, "--trash-for")
     settings = Settings(
-        policy=policy,
-        verify_bytes=verify is given.Verification.BYTES,
-        trash_for=given.duration(trash_for, "--trash-for"),
-        wait=wait,
-        lock_needed=not no_lock,
-    )
+        policy=policy, verify_bytes=sure_bytes, trash_for=keep_trash, wait=wait, lock_needed=not no_lock
+    )  # fmt: skip
     if restore is not None:
         given.check_restore(restore, dry_run=dry_run)
         return restored(paths, restore, settings, as_json=json, quiet=quiet)
