@@ -51,13 +51,12 @@ def _show(printer: Printer, report: ConsolidateReport, *, brief: bool, dry_run: 
 
 
 def _origin(report: ConsolidateReport) -> str:
-    taken = f"{escape(report.taken, limit=80)} of it" if report.taken else ""
     left = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in report.left_out.items())
     return joined(
         [
             f"from {escape(report.title)}",
             f"step {number(report.step)}" if report.step is not None else "",
-            taken,
+            f"under {escape(report.taken, limit=80)}" if report.taken else "",
             f"left out: {left} (--only all)" if left else "",
         ]
     )

@@ -84,12 +84,14 @@ def cuts_of(like: Path | None, split: list[str] | None) -> Cuts:
     """
     from ckptctl.rewrite.joining import Cuts, parse_split
 
-    return Cuts(shapes=_shapes(like) if like else {}, rules=tuple(map(parse_split, split or ())))
+    shapes, ordered = _shapes(like) if like else ({}, True)
+    return Cuts(shapes=shapes, rules=tuple(map(parse_split, split or ())), ordered=ordered)
 
 
-def _shapes(like: Path) -> dict[str, tuple[int, ...]]:
+def _shapes(like: Path) -> tuple[dict[str, tuple[int, ...]], bool]:
+    """Return the shapes of a reference, and whether they are in the order of the model's parameters."""
     if like.suffix == ".json" and not like.name.endswith(".index.json") and like.is_file():
-        return _of_json(like)
+        return _of_json(like), True
     from ckptctl.layouts import open_checkpoint
     from ckptctl.model import Component
 
@@ -99,7 +101,8 @@ def _shapes(like: Path) -> dict[str, tuple[int, ...]]:
     if model is None:
         raise UsageError(f"--like {like}: it holds no tensors")
     prefix = f"{model.prefix}." if model.prefix else ""
-    return {name.removeprefix(prefix): tensor.shape for name, tensor in model.tensors.items()}
+    shapes = {name.removeprefix(prefix): tensor.shape for name, tensor in model.tensors.items()}
+    return shapes, not any(one.format == "safetensors" for one in checkpoint.files)  # those are sorted by their writer
 
 
 def _of_json(like: Path) -> dict[str, tuple[int, ...]]:

@@ -26,6 +26,7 @@ _FLAT12, _FLAT3 = f"{_STATE}.single_partition_of_fp32_groups", f"{_STATE}.fp32_f
 _SLOT12 = re.compile(rf"{_STATE}\.base_optimizer_state\.(?:state\.)?([0-9]+)\.(.+)")
 _SLOT3 = re.compile(rf"{_STATE}\.{_STATE}\.state\.([0-9]+)\.(.+)")
 FROZEN = "frozen_param_fragments"
+_SETTINGS = frozenset({"loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "ds_version"})
 WEIGHTS = ""
 """The name under which the fp32 weights stand among the slots of the optimizer."""
 
@@ -265,3 +266,11 @@ def shared(values: object) -> dict[str, str]:
     """Return the parameters that are another one under a second name."""
     items = as_mapping((as_mapping(values) or {}).get("shared_params")) or {}
     return {str(alias): str(source) for alias, source in items.items() if isinstance(source, str)}
+
+
+def settings(contents: Contents) -> dict[str, object]:
+    """Return what an optimizer file says that is not of its rank alone: rates, betas, the scale of losses."""
+    state = as_mapping((as_mapping(contents.values) or {}).get(_STATE)) or {}
+    inner = as_mapping(state.get("base_optimizer_state")) or as_mapping(state.get(_STATE)) or {}
+    kept = {str(key): value for key, value in state.items() if key in _SETTINGS}
+    return {"optimizer": kept | {"param_groups": inner["param_groups"]} if "param_groups" in inner else kept}

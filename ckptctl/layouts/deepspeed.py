@@ -16,7 +16,7 @@ from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.layouts._members import finding_of, missing
 from ckptctl.layouts._ranks import exchanged
 from ckptctl.layouts._trainer import with_trainer
-from ckptctl.layouts._zero import FROZEN, read_zero, shared, stage_of
+from ckptctl.layouts._zero import FROZEN, read_zero, settings, shared, stage_of
 from ckptctl.model import Checkpoint, Component, Contents, Finding, Part, TensorInfo
 from ckptctl.storage import LocalFile
 from ckptctl.values import as_mapping
@@ -79,7 +79,7 @@ def _checkpoint(  # noqa: PLR0913, PLR0917
     return Checkpoint(
         path=seen.path,
         layout=LAYOUT.name,
-        title=f"DeepSpeed, {counted(world, 'rank')}" if world else "DeepSpeed",
+        title=_title(seen, read, world),
         files=tuple(read.values()),
         parts=parts,
         step=found.step,
@@ -116,13 +116,12 @@ def _with_zero(
     found = dict(parts)
     if not seen.narrow:
         found[Component.MODEL] = _trained(parts[Component.MODEL], zero.weights, aliases)
-    known = parts.get(Component.OPTIMIZER)
     found = {component: _without_fragments(part) for component, part in found.items()}
     found[Component.OPTIMIZER] = Part(
         component=Component.OPTIMIZER,
         prefix=_MOMENTS,
         tensors={f"{_MOMENTS}.{name}": replace(one, name=f"{_MOMENTS}.{name}") for name, one in moments.items()},
-        values=known.values if known else {},
+        values=settings(optimizer[min(optimizer)]),
     )
     return {
         component: found[component]
@@ -152,6 +151,14 @@ def _trained(part: Part, weights: Mapping[str, TensorInfo], aliases: Mapping[str
         if source in weights:
             tensors.setdefault(name, replace(weights[source], name=name))
     return replace(part, tensors=tensors, prefix=_MODULE)
+
+
+def _title(seen: Scan, read: Mapping[str, Contents], world: int) -> str:
+    stage = next((found for name, one in read.items() if _OPTIMIZER.fullmatch(name) and (found := stage_of(one))), 0)
+    weights = "16-bit weights" if seen.narrow else "fp32 weights"
+    said = [f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed", counted(world, "rank") if world else "",
+            weights if stage and not seen.glance else ""]  # fmt: skip
+    return ", ".join(text for text in said if text)
 
 
 def _has_states(seen: Scan) -> bool:

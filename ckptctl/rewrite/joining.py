@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, UnsupportedError, UsageError
+from ckptctl.rewrite.flat import named
 from ckptctl.tensors.compare import same_bytes
 from ckptctl.tensors.coverage import uncovered
 
@@ -25,15 +26,14 @@ _HINT = "--like REFERENCE (a checkpoint, or JSON of name and shape) or --split '
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cuts:
-    """How tensors were cut, where their files do not say: the shapes of the whole by name, and rules by glob."""
+    """How tensors were cut, where their files do not say: the shapes of the whole by name, and rules by glob.
+
+    `ordered` says that the shapes are in the order of the model's parameters.
+    """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rules: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def given(self) -> bool:
-        """Whether anything was said."""
-        return bool(self.shapes or self.rules)
+    ordered: bool = True
 
 
 def parse_split(text: str) -> tuple[str, int]:
@@ -68,7 +68,7 @@ def joined(
     if unused:
         raise UsageError(f"{path}: --split {unused[0]}: no name matches")
     found: dict[str, TensorInfo] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in named(path, tensors, cuts, prefix=prefix).items():
         whole = _of_parts(path, tensor, cuts, name.removeprefix(f"{prefix}.") if prefix else name)
         wrong = uncovered(whole)
         if wrong:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ckptctl.storage.copy import Pump
 
 
+_BLOCK = 2 << 20
+"""What is put together at once stays in the cache until it is written."""
+
+
 class Pouring:
     """Puts the bytes of named items into a pump, comparing checksums of the source on the way.
 
@@ -75,7 +79,7 @@ def values(item: Item) -> Iterator[memoryview]:
         from ckptctl.tensors.sparse import densified  # noqa: PLC0415
 
         return densified(item.source)
-    return blocks(item.source)
+    return blocks(item.source, most=_BLOCK)
 
 
 def small(item: Item) -> bytes:

@@ -188,6 +188,10 @@ def _fill(out: npt.NDArray[Any], parts: list[Part], pieces: Pieces) -> bool:
     if parts and parts[0].whole:
         pieces.read(parts[0], out)
         return True
+    if _tile(parts, out.size):
+        for part in parts:
+            pieces.read(part, out[part.place])
+        return True
     filled = np.zeros(out.shape, np.bool_)
     for part in parts:
         block = np.empty(part.sizes, out.dtype)
@@ -195,6 +199,17 @@ def _fill(out: npt.NDArray[Any], parts: list[Part], pieces: Pieces) -> bool:
         out[part.place] = block
         filled[part.place] = True
     return bool(filled.all())
+
+
+def _tile(parts: list[Part], size: int) -> bool:
+    """Whether parts are, as they lie in their files, all of a box and none of it twice."""
+    if sum(math.prod(part.sizes) for part in parts) != size or any(p.piece.encoding or p.piece.unpack for p in parts):
+        return False
+    for index, part in enumerate(parts):
+        for other in parts[index + 1 :]:
+            if all(a.start < b.stop and b.start < a.stop for a, b in zip(part.place, other.place, strict=True)):
+                return False
+    return True
 
 
 class _Sweep:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import convert, inspect, prune, verify
+from tests.bench import consolidate, convert, inspect, prune, verify
 
-BENCHES = {"inspect": inspect, "convert": convert, "verify": verify, "prune": prune}
+BENCHES = {"inspect": inspect, "convert": convert, "verify": verify, "prune": prune, "consolidate": consolidate}
 
 for name in sys.argv[1:] or BENCHES:
     BENCHES[name].main()

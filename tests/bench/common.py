@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 MEASURE = Path(__file__).parent.parent / "measure.py"
@@ -31,3 +33,23 @@ def measured(command: list[str]) -> tuple[float, int, str]:
     if result["status"]:
         raise SystemExit(f"{command}: {result['err']}")
     return result["seconds"], result["peak"], result["out"]
+
+
+def compare(title: str, ways: dict[str, list[str]], times: int = 5, clean: Callable[[], None] = lambda: None) -> None:
+    """Run commands in turn; print medians, with the speed relative to the first. `clean` removes what they made.
+
+    A command that prints a number of seconds has measured itself.
+    """
+    found: dict[str, list[tuple[float, int]]] = {way: [] for way in ways}
+    for _ in range(times):
+        for way, command in ways.items():
+            seconds, peak, out = measured(command)
+            own = out.strip().replace(".", "", 1).isdigit()
+            found[way].append((float(out) if own else seconds, peak))
+            clean()
+    medians = {way: statistics.median(seconds for seconds, _ in runs) for way, runs in found.items()}
+    first = next(iter(medians.values()))
+    print(f"\n{title}")
+    for way, runs in found.items():
+        peak = max(peak for _, peak in runs) / MB
+        print(f"  {way:40} {medians[way]:7.2f} s   {first / medians[way]:5.2f} × the speed   {peak:6.0f} MB")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import statistics
 import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.bench.common import MB, ckptctl, measured, python
+from tests.bench.common import ckptctl, compare, python
 
 MAKE = """
 import hashlib, sys, torch
@@ -51,22 +50,6 @@ start = time.perf_counter()
 subprocess.run(["sha256sum", "-c", "SHA256SUMS"], check=True, cwd=sys.argv[1], stdout=subprocess.DEVNULL)
 print(time.perf_counter() - start)
 """
-
-
-def compare(title: str, ways: dict[str, list[str]], times: int = 5) -> None:
-    """Print medians in turn, with the speed relative to the first."""
-    found: dict[str, list[tuple[float, int]]] = {way: [] for way in ways}
-    for _ in range(times):
-        for way, command in ways.items():
-            seconds, peak, out = measured(command)
-            own = out.strip().replace(".", "", 1).isdigit()
-            found[way].append((float(out) if own else seconds, peak))
-    medians = {way: statistics.median(seconds for seconds, _ in runs) for way, runs in found.items()}
-    first = next(iter(medians.values()))
-    print(f"\n{title}")
-    for way, runs in found.items():
-        peak = max(peak for _, peak in runs) / MB
-        print(f"  {way:36} {medians[way]:7.2f} s   {first / medians[way]:5.2f} × the speed   {peak:6.0f} MB")
 
 
 def sums(directory: Path, names: list[str]) -> None:

@@ -262,6 +262,26 @@ def test_rules_that_do_not_fit_are_refused(tmp_path):
             parse_split(text)
 
 
+NAMES = ("embed.weight", "embed.bias", "block.0.weight", "block.0.bias", "block.2.weight", "norm.weight", "norm.bias",
+         "head.weight", "head.bias")  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_flat_parameters_need_names_in_their_order(ranks, tmp_path):
+    source = CORPUS / "fsdp" / f"fsdp1_local_{ranks}ranks"
+    expected = cut(truth(f"fsdp/fsdp1_local_{ranks}ranks/expected"), "model.")
+    assert "names, shapes and order are not in the files" in refused_hint(source)
+    shapes = {name: tuple(expected[name].shape) for name in NAMES}
+    with pytest.raises(UnsupportedError, match="order are not in the files"):
+        plan(source, None, Wanted(cuts=Cuts(shapes=shapes, ordered=False)), Options())
+    with pytest.raises(UnsupportedError, match="87 elements"):
+        plan(source, None, Wanted(cuts=Cuts(shapes=shapes | {"norm.more": (2,)})), Options())
+    consolidate(source, tmp_path / "m.safetensors", wanted=Wanted(cuts=Cuts(shapes=shapes)))
+    made = load(tmp_path / "m.safetensors")
+    assert made.keys() == expected.keys()
+    assert [name for name, tensor in expected.items() if not same(made[name], tensor)] == []
+
+
 def test_whole_dicts_of_all_ranks_are_compared(tmp_path):
     state = {"model": {"w": torch.arange(6.0), "b": torch.ones(2)}, "step": 3}
     for rank in range(3):

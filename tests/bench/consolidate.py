@@ -1,0 +1,108 @@
+"""Speed and memory of `consolidate`: ``python -m tests.bench consolidate``. Inputs lie in the page cache, outputs are flushed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.bench.common import ckptctl, compare, python
+
+MAKE = """
+import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp, torch.multiprocessing as mp
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+out, layers, world = sys.argv[1], int(sys.argv[2]), 2
+
+def work(rank):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533", RANK=str(rank), WORLD_SIZE=str(world))
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (world,))
+    def state(dim):
+        torch.manual_seed(0)
+        return {f"layers.{i}.w": distribute_tensor(torch.randn(4096, 4096).to(torch.bfloat16), mesh, [Shard(dim)])
+                for i in range(layers)}
+    dcp.save({"model": state(0)}, checkpoint_id=out + "/rows")
+    dcp.save({"model": state(1)}, checkpoint_id=out + "/columns")
+    writer = HuggingFaceStorageWriter(path=out + "/hf", save_distributed=True, fqn_to_index_mapping={f"layers.{i}.w": 1 for i in range(layers)})
+    dcp.save(state(0), storage_writer=writer)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=world)
+"""
+STOCK = """
+import os, sys, time, torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+start = time.perf_counter()
+dcp_to_torch_save(sys.argv[1], sys.argv[2] + ".pt")
+save_file(torch.load(sys.argv[2] + ".pt", weights_only=False)["model"], sys.argv[2])
+fd = os.open(sys.argv[2], os.O_RDWR)
+os.fsync(fd)
+print(time.perf_counter() - start)
+"""
+HF = """
+import os, sys, time, torch
+from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+os.makedirs(sys.argv[2], exist_ok=True)
+start = time.perf_counter()
+consolidate_safetensors_files(sys.argv[1], sys.argv[2], {f"layers.{i}.w": 1 for i in range(int(sys.argv[3]))}, num_threads=2)
+for name in os.listdir(sys.argv[2]):
+    fd = os.open(os.path.join(sys.argv[2], name), os.O_RDWR)
+    os.fsync(fd)
+print(time.perf_counter() - start)
+"""
+COPY = """
+import os, subprocess, sys, time
+start = time.perf_counter()
+for name in os.listdir(sys.argv[1]):
+    subprocess.run(["cp", os.path.join(sys.argv[1], name), sys.argv[2] + name], check=True)
+    fd = os.open(sys.argv[2] + name, os.O_RDWR)
+    os.fsync(fd)
+print(time.perf_counter() - start)
+"""
+
+
+def main() -> None:
+    """Row shards, column shards, and torch's own safetensors shards."""
+    layers = int(os.environ.get("LAYERS", "64"))
+    with tempfile.TemporaryDirectory() as made:
+        root = Path(made)
+        (root / "make.py").write_text(MAKE)
+        subprocess.run([sys.executable, root / "make.py", root, str(layers)], check=True)
+        target = root / "out"
+
+        def clean() -> None:
+            for path in root.glob(f"{target.name}*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+        for kind in ("rows", "columns"):
+            ours = ckptctl("consolidate", root / kind, "-o", f"{target}.safetensors")
+            compare(
+                f"consolidate: {layers} matrices of 33.6 MB in bf16, two ranks, cut along {kind}",
+                {
+                    "dcp_to_torch_save + save_file + flush": python(STOCK, root / kind, f"{target}.safetensors"),
+                    "ckptctl consolidate": ours,
+                    "ckptctl consolidate --no-digest": [*ours, "--no-digest"],
+                    "ckptctl consolidate --no-check": [*ours, "--no-check"],
+                    "cp and flush of the shards": python(COPY, root / kind, target),
+                },
+                3,
+                clean,
+            )
+        ours = ckptctl("consolidate", root / "hf", "-o", f"{target}.safetensors")
+        compare(
+            "the same as safetensors shards",
+            {
+                "torch consolidate_safetensors_files": python(HF, root / "hf", f"{target}-hf", layers),
+                "ckptctl consolidate": ours,
+                "ckptctl consolidate --no-digest": [*ours, "--no-digest"],
+            },
+            3,
+            clean,
+        )
