@@ -1,12 +1,14 @@
 """Where DeepSpeed ZeRO keeps each parameter: runs of elements in the flat partitions of all ranks.
 
-Stages 1 and 2 join the parameters of a group into one row, which is cut at the ranks; a rank's file says which run of
-which parameter lies where in its part (`param_slice_mappings`). Where it does not, the order of `param_shapes` counts.
+Stages 1 and 2 join the parameters of a group into one row, in the order of `param_shapes`, which is cut at the ranks.
+What each rank's file says of its part (`param_slice_mappings`) is only held against it: with ``round_robin_gradients``
+DeepSpeed makes that of another order than the one in which the parameters lie.
 Stage 3 cuts each parameter by itself: every rank has a run of ceil(elements / ranks) of each, one after another.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass, replace
@@ -140,45 +142,65 @@ def _of_group(ranks: Sequence[Contents], group: int) -> dict[str, list[TensorInf
 def _runs_of_group(
     ranks: Sequence[Contents], group: int, names: Mapping[str, tuple[int, ...]], parts: Sequence[TensorInfo]
 ) -> list[list[_Run]]:
-    """Return which runs of which parameters lie in the partition of each rank."""
-    mappings = [_mapping(contents, group) for contents in ranks]
-    if all(mapping is not None for mapping in mappings):
-        return _runs_mapped(mappings)
-    runs: list[list[_Run]] = []
-    todo = [(name, math.prod(shape)) for name, shape in names.items()][::-1]
-    at = 0
+    """Return which runs of which parameters lie in the partition of each rank.
+
+    Raises
+    ------
+    CorruptError
+        The partitions hold more or less than the parameters, or are not those of their ranks.
+    """
+    _check_order(ranks, group, parts)
+    gaps = _gaps(ranks[0], group, len(names))
+    runs: list[list[_Run]] = [[] for _ in parts]
+    bounds = [0]
     for part in parts:
-        here: list[_Run] = []
-        used = 0
-        while todo and used < part.numel:
-            name, size = todo[-1]
-            count = min(size - at, part.numel - used)
-            here.append(_Run(name, at, count, used))
-            used, at = used + count, at + count
-            if at == size:
-                todo.pop()
-                at = 0
-        runs.append(here)
+        bounds.append(bounds[-1] + part.numel)
+    offset = 0
+    for (name, shape), gap in zip(names.items(), gaps, strict=True):
+        size = math.prod(shape)
+        for rank, (first, end) in enumerate(itertools.pairwise(bounds)):
+            start, stop = max(first, offset), min(end, offset + size)
+            if start < stop:
+                runs[rank].append(_Run(name, start - offset, stop - start, start - first))
+        offset += size + gap
+    unit = 2 * len(ranks)
+    if -(-offset // unit) != -(-bounds[-1] // unit):
+        what = f"the parameters of group {group} are {offset} elements, its partitions hold {bounds[-1]}"
+        raise CorruptError(f"{_where(ranks[0])}: {what}")
     return runs
 
 
-def _runs_mapped(mappings: Sequence[Mapping[str, tuple[int, int]] | None]) -> list[list[_Run]]:
-    """Follow what each rank says of its part; a parameter that spans ranks goes on at the beginning of the next."""
-    seen: dict[str, int] = {}
-    runs: list[list[_Run]] = []
-    for mapping in mappings:
-        here = []
-        for name, (start, count) in (mapping or {}).items():
-            if seen.get(name) and start:
-                raise CorruptError(f"the part of {name} that continues on rank {len(runs)} does not begin there")
-            here.append(_Run(name, seen.get(name, 0), count, start))
-            seen[name] = seen.get(name, 0) + count
-        runs.append(here)
-    return runs
+def _gaps(contents: Contents, group: int, count: int) -> list[int]:
+    """Return how many elements of padding follow each parameter of a group."""
+    state = as_mapping((as_mapping(contents.values) or {}).get(_STATE)) or {}
+    groups = state.get("param_alignment_paddings")
+    found = groups[group] if isinstance(groups, (list, tuple)) and group < len(groups) else None
+    if found is None:
+        return [0] * count
+    if not isinstance(found, (list, tuple)) or len(found) != count or not all(type(n) is int and n >= 0 for n in found):
+        raise CorruptError(f"{_where(contents)}: the paddings of group {group} are not those of {count} parameters")
+    return list(found)
+
+
+def _check_order(ranks: Sequence[Contents], group: int, parts: Sequence[TensorInfo]) -> None:
+    """Make sure, as far as the files tell, that each is of its rank: only the end is padded, and parts continue."""
+    for rank, contents in enumerate(ranks):
+        state = as_mapping((as_mapping(contents.values) or {}).get(_STATE)) or {}
+        paddings = state.get("group_paddings")
+        padding = paddings[group] if isinstance(paddings, (list, tuple)) and group < len(paddings) else 0
+        if padding and any(part.numel for part in parts[rank + 1 :]):
+            raise CorruptError(f"{_where(contents)}: it is padded, and not the last of its ranks")
+    seen: set[str] = set()
+    for rank, contents in enumerate(ranks):
+        for name, (start, _) in (_mapping(contents, group) or {}).items():
+            if name in seen and start:
+                message = f"the part of {name} that continues on rank {rank} does not begin there"
+                raise CorruptError(f"{_where(contents)}: {message}")
+            seen.add(name)
 
 
 def _mapping(contents: Contents, group: int) -> dict[str, tuple[int, int]] | None:
-    """Return start and number of elements of each parameter in a rank's part, None if it is not recorded."""
+    """Return start and number of elements that a rank records of each parameter; None if it does not."""
     state = as_mapping((as_mapping(contents.values) or {}).get(_STATE)) or {}
     groups = state.get("param_slice_mappings")
     if not isinstance(groups, (list, tuple)) or group >= len(groups):

@@ -22,7 +22,8 @@ sys.path.insert(0, str(HERE / "cases"))
 import common
 import open_cases  # noqa: F401  # registers the cases
 
-# The truth that the framework's own script gets wrong is not in this list: of round_robin the running engine's counts.
+# Of round_robin the truth is what training without it gives, bit for bit, and what the copy in 16 bits was rounded from;
+# the running engine, asked for parameters by name, says something else.
 MODELS = {
     **{f"dcp/{name}": f"dcp/{name}.expected" for name in (
         "dcp_no_dist", "dcp_fsdp2_1ranks", "dcp_fsdp2_2ranks", "dcp_fsdp2_4ranks", "dcp_async_1ranks", "dcp_async_2ranks",
@@ -35,10 +36,9 @@ MODELS = {
         "dtensor_placements_4ranks")},
     **{f"deepspeed/{name}": f"deepspeed/{name}.expected" for name in (
         "zero0_bf16_2ranks", "zero0_fp32_2ranks", "zero2_bf16_1ranks", "zero2_bf16_2ranks", "zero2_bf16_two_groups_2ranks",
-        "zero3_bf16_1ranks", "zero3_bf16_2ranks", "zero3_bf16_two_groups_2ranks", "zero3_fp32_2ranks")},
+        "zero2_bf16_round_robin_2ranks", "zero3_bf16_1ranks", "zero3_bf16_2ranks", "zero3_bf16_two_groups_2ranks", "zero3_fp32_2ranks")},
     **{f"deepspeed/{name}": f"deepspeed/{name}.live" for name in (
-        "zero1_bf16_1ranks", "zero1_bf16_2ranks", "zero1_fp32_2ranks", "zero2_bf16_round_robin_2ranks",
-        "zero3_bf16_gathered_2ranks")},
+        "zero1_bf16_1ranks", "zero1_bf16_2ranks", "zero1_fp32_2ranks", "zero3_bf16_gathered_2ranks")},
     "accelerate/fsdp1_sharded_2ranks/checkpoint_0": "accelerate/fsdp1_sharded_2ranks.expected",
     "accelerate/fsdp2_sharded_2ranks/checkpoint_0": "accelerate/fsdp2_sharded_2ranks.expected",
     "accelerate/save_model_sharded": "accelerate/save_model_sharded.expected",
@@ -105,13 +105,31 @@ def test_all_of_it_keeps_its_whole_names(source, tmp_path):
     assert [name for name, tensor in wanted.items() if name not in made or not same(made[name], tensor)] == []
 
 
-@pytest.mark.parametrize("path", sorted((CORPUS / "deepspeed").glob("*.optim.safetensors")), ids=lambda path: path.name)
+# Asked by name, the running engine gives those of another parameter under round_robin: see above.
+MOMENTS = [
+    path for path in sorted((CORPUS / "deepspeed").glob("*.optim.safetensors")) if "round_robin" not in path.name
+]
+
+
+@pytest.mark.parametrize("path", MOMENTS, ids=lambda path: path.name)
 def test_the_moments_of_deepspeed_by_parameter(path, tmp_path):
     source = path.with_name(path.name.partition(".")[0])
     consolidate(source, tmp_path / "o.safetensors", wanted=Wanted(only=Component.OPTIMIZER))
     made, wanted = load(tmp_path / "o.safetensors"), safetensors.torch.load_file(path)
     assert made.keys() == wanted.keys()
     assert [name for name, tensor in wanted.items() if not same(made[name], tensor)] == []
+
+
+def test_round_robin_trains_as_without_it(tmp_path):
+    for name in ("zero2_bf16_2ranks", "zero2_bf16_round_robin_2ranks"):
+        for only in (Component.MODEL, Component.OPTIMIZER):
+            consolidate(
+                CORPUS / "deepspeed" / name, tmp_path / f"{name}.{only.value}.safetensors", wanted=Wanted(only=only)
+            )
+    for kind in ("model", "optimizer"):
+        one, other = (load(tmp_path / f"zero2_bf16_{name}2ranks.{kind}.safetensors") for name in ("", "round_robin_"))
+        assert one.keys() == other.keys()
+        assert [name for name, tensor in one.items() if not same(other[name], tensor)] == []
 
 
 def test_the_weights_in_16_bits_on_demand(tmp_path):
@@ -205,7 +223,7 @@ def test_swapped_partitions_are_noticed_where_the_files_do_not_tell(tmp_path):
     raw = [one.read_bytes() for one in (first, last)]
     first.write_bytes(raw[1].replace(b"pp_rank_1_mp", b"pp_rank_0_mp"))  # the name in the archive is changed as well
     last.write_bytes(raw[0].replace(b"pp_rank_0_mp", b"pp_rank_1_mp"))
-    assert "does not begin there" in refused(here, tmp_path)
+    assert "it is padded, and not the last of its ranks" in refused(here, tmp_path)
 
 
 def test_ranks_of_two_steps_are_refused(tmp_path):

@@ -241,6 +241,20 @@ def test_padding_that_nobody_writes_is_no_error():
     assert any("it may be padding" in finding.message for finding in report.findings)
 
 
+@pytest.mark.parametrize("name", ["zero1_bf16_2ranks", "zero2_bf16_2ranks", "zero2_bf16_round_robin_2ranks"])
+def test_the_weights_in_16_bits_are_held_against_those_in_fp32(name, tmp_path):
+    source = CORPUS / "deepspeed" / name
+    assert verify(source, level=Level(values=True)).good
+    shutil.copytree(source, tmp_path / "d")
+    path = next((tmp_path / "d" / "global_step10").glob("*_rank_0_*optim*"))
+    contents = formats.read(LocalFile(path).range())
+    flat = contents.tensors["optimizer_state_dict.single_partition_of_fp32_groups.0"].pieces[0].range
+    raw = bytearray(path.read_bytes())
+    raw[flat.offset + 3] ^= 0x40  # the exponent of the first weight
+    path.write_bytes(raw)
+    assert "halves-differ" in slugs(verify(tmp_path / "d", level=Level(values=True)))
+
+
 # --- safety ---
 
 

@@ -61,8 +61,10 @@ def verify(
             findings = _strictly(shown, findings, found.outcome)
     if asked.values:
         from ckptctl.checks.finite import check_values  # noqa: PLC0415  # NumPy, only for those who ask
+        from ckptctl.checks.halves import check_halves  # noqa: PLC0415  # and so does this
 
         findings += check_values(looked.checkpoint, progress)
+        findings += check_halves(where, looked.checkpoint, progress)
     if asked.resume or asked.require:
         resume = resume_report(looked.checkpoint, whole=looked.whole)
         findings += _required(shown, resume, asked.require)
