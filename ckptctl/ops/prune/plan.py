@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.structure import look
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ckptctl.runs.trash import Trash
     from ckptctl.storage.directory import Directory
 
+_IN_FLIGHT = timedelta(hours=1)
+"""How long ago something must have been written not to be a save that is going on."""
 _ONLY_NAMES = frozenset({"step-mismatch"})
 """What is wrong with a name, and not with what is in it."""
 
@@ -130,10 +133,10 @@ def plan_prune(directory: Directory, settings: Settings, now: datetime) -> Prune
 def _group(run: Run, settings: Settings, now: datetime) -> Group:
     where = f"{run.path}: {run.family}"
     states = {info.completeness.state for info in run.checkpoints}
-    if State.WHOLE not in states and states - {State.UNFINISHED}:
-        raise PolicyError(
-            f"{where}: no complete checkpoint is here; nothing is deleted", hint=f"ckptctl verify {run.path}"
-        )
+    newest = max((info.saved_at for info in run.checkpoints), default=now)
+    if State.WHOLE not in states and states - {State.UNFINISHED} and now - newest >= _IN_FLIGHT:
+        hint = f"ckptctl verify {run.path} says why"
+        raise PolicyError(f"{where}: no complete checkpoint is here; nothing is deleted", hint=hint)
     policy, notices = resolved(run, settings.policy)
     known: dict[Path, bool] = {}
 
@@ -150,7 +153,7 @@ def _group(run: Run, settings: Settings, now: datetime) -> Group:
         if not any(map(sound, reversed(kept))):
             hint = f"ckptctl verify {kept[-1].path} says why"
             raise PolicyError(f"{where}: none that would remain passes verification; nothing is deleted", hint=hint)
-    elif states == {State.UNFINISHED}:
+    elif State.WHOLE not in states:
         notices = (*notices, f"{run.family}: no save has reached its end yet; nothing is deleted")
     return Group(run=run, policy=policy, decisions=decisions, notices=notices)
 
