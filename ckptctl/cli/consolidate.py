@@ -45,6 +45,7 @@ def run(  # the words of convert, and some more
     drop_foreign: writing.DropForeign = False,
     max_shard_size: writing.MaxShardSize = None,
     copy_files: given.CopyFiles = False,
+    workers: given.Workers = 1,
     no_digest: writing.NoDigest = False,
     no_check: writing.NoCheck = False,
     force: writing.Force = False,
@@ -62,11 +63,12 @@ def run(  # the words of convert, and some more
         only=None if only is given.Only.ALL else Component(only.value),
         tag=tag, narrow=weights is given.Weights.MODULE, cuts=given.cuts_of(like, split), copy_files=copy_files,
     )  # fmt: skip
+    kept = writing.kept(densify=False, drop_foreign=drop_foreign, plain=False)
     chosen = Options(
         **writing.selected(None, include, exclude),
         **writing.changed(strip_prefix, rename, dtype, cast_all, allow_overflow, untie),
-        **writing.kept(densify=False, drop_foreign=drop_foreign, plain=False),
         **writing.manner(max_shard_size, no_digest, no_check, force),
-    )
+        **kept, workers=workers,
+    )  # fmt: skip
     made = plan(directory, output, wanted, chosen)
     return guarded(lambda: answer(made, dry_run=dry_run, json=json, brief=brief, quiet=quiet), as_json=json)

@@ -35,9 +35,30 @@ class SafetensorsWriter:
     """
 
     def __init__(self, tensors: Mapping[str, Stored], metadata: Mapping[str, str]) -> None:
+        self._sizes = {name: stored.nbytes for name, stored in tensors.items()}
         self.order = sorted(tensors, key=lambda name: (-_RANK[tensors[name].dtype.name], name))
         self._header = _header({name: tensors[name] for name in self.order}, metadata)
         self.nbytes = len(self._header) + sum(stored.nbytes for stored in tensors.values())
+
+    def shares(self, count: int) -> list[tuple[int, list[str]]]:
+        """Divide the tensors among so many writers of one file: where each begins, in bytes, and with which names.
+
+        The first one begins where the header ends; `head` is what comes before.
+        """
+        total = self.nbytes - len(self._header)
+        found: list[tuple[int, list[str]]] = []
+        at = 0
+        for name in self.order:
+            if not found or at * count >= total * len(found):
+                found.append((len(self._header) + at, []))
+            found[-1][1].append(name)
+            at += self._sizes[name]
+        return found
+
+    @property
+    def head(self) -> bytes:
+        """What stands before the tensors."""
+        return self._header
 
     def write(self, pump: Pump, pour: Callable[[str, Pump, Crc | None], None]) -> None:
         """Write the header, then each tensor, for which `pour` puts its bytes into the pump. Only once."""

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, ExistsError, NoSpaceError, OverflowRefusedError
+from ckptctl.formats.write_safetensors import SafetensorsWriter
 from ckptctl.rewrite.checksums import Checksums
 from ckptctl.rewrite.pour import Pouring
 from ckptctl.rewrite.read_back import read_back
+from ckptctl.rewrite.workers import write_shared
 from ckptctl.storage import LocalFile
 from ckptctl.storage.atomic import (
     Staged,
@@ -135,17 +137,35 @@ class _Work:
 
 def _write(place: Staged, file: OutputFile, work: _Work) -> Written:
     options = work.options
+    pouring = Pouring(file.items, work.checksums, work.overflows)
+    if options.workers > 1 and isinstance(file.writer, SafetensorsWriter):
+        with _full_disk(file):
+            digest = write_shared(place.path, file.writer, pouring, options, work.progress)
+        return _checked(place, file, digest)
     pump = Pump(place.fd, digest=options.digest, direct=not options.check, progress=work.progress)
     try:
-        file.writer.write(pump, Pouring(file.items, work.checksums, work.overflows).pour)
-        digest = pump.finish()
+        with _full_disk(file):
+            file.writer.write(pump, pouring.pour)
+            digest = pump.finish()
+    finally:
+        pump.close()
+    return _checked(place, file, digest)
+
+
+@contextlib.contextmanager
+def _full_disk(file: OutputFile) -> Iterator[None]:
+    """Say of a full disk that nothing was written, and of any other trouble with which file it was."""
+    try:
+        yield
     except OSError as error:
         if error.errno in _FULL:
             raise NoSpaceError(f"{file.path}: the disk became full; nothing was written") from None
         error.filename = error.filename or str(file.path)
         raise
-    finally:
-        pump.close()
+
+
+def _checked(place: Staged, file: OutputFile, digest: str) -> Written:
+    """Make sure that what was written is what was planned."""
     written = os.fstat(place.fd).st_size
     if written != file.writer.nbytes:
         raise CorruptError(f"{file.path}: {written} bytes were written, {file.writer.nbytes} were planned")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import threading
 import zlib
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ class Checksums:
         self._starts: dict[int, list[int]] = {}
         self._seen: set[tuple[int, int]] = set()
         self.verified = 0
+        self._lock = threading.Lock()
         for contents in files:
             stored = [one for one in checksums_of(contents) if one.unpacked is None]
             found = sorted(stored, key=lambda one: one.range.offset)
@@ -74,24 +76,28 @@ class Checksums:
         for piece in tensor.pieces:
             if not piece.inner:
                 continue
-            number = id(piece.range.file)
-            for one in checksums_of(read(piece.range)):
-                at = bisect.bisect_right(self._starts.setdefault(number, []), one.range.offset)
-                self._starts[number].insert(at, one.range.offset)
-                self._records.setdefault(number, []).insert(at, one)
+            number, found = id(piece.range.file), checksums_of(read(piece.range))
+            with self._lock:
+                for one in found:
+                    at = bisect.bisect_right(self._starts.setdefault(number, []), one.range.offset)
+                    self._starts[number].insert(at, one.range.offset)
+                    self._records.setdefault(number, []).insert(at, one)
 
     def compare(self, recorded: Checksum, crc: int, sharing: Callable[[], Mapping[str, TensorInfo]]) -> None:
         """Hold what was read against what is recorded, and name the tensors that lie there."""
-        self._seen.add((id(recorded.range.file), recorded.range.offset))
-        if crc == recorded.crc:
-            self.verified += 1
-            return
+        with self._lock:
+            self._seen.add((id(recorded.range.file), recorded.range.offset))
+            if crc == recorded.crc:
+                self.verified += 1
+                return
         end = recorded.range.offset + recorded.range.length
         hurt = [
             name
             for name, tensor in sharing().items()
             if any(
-                p.range.file is recorded.range.file and recorded.range.offset <= p.range.offset < end
+                p.range.file is recorded.range.file
+                and p.range.offset < end
+                and recorded.range.offset < p.range.offset + p.range.length
                 for p in (*tensor.pieces, *(piece for part in tensor.parts for piece in part.pieces))
             )
         ]
@@ -103,6 +109,10 @@ class Checksums:
         )
 
     def _covering(self, place: ByteRange) -> Checksum | None:
+        with self._lock:
+            return self._found(place)
+
+    def _found(self, place: ByteRange) -> Checksum | None:
         starts = self._starts.get(id(place.file), [])
         index = bisect.bisect_right(starts, place.offset) - 1
         # Records without bytes may begin where another does.

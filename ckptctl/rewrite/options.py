@@ -32,6 +32,8 @@ class Options:
         Write sparse tensors as dense ones; leave out what cannot be kept; turn objects into plain values.
     max_shard_size
         In bytes: write shards of at most that size, and an index.
+    workers
+        How many threads write one safetensors file.
     digest, check, force
         Write a SHA-256 beside; check the source's checksums on the way; replace what is there.
     """
@@ -49,6 +51,7 @@ class Options:
     drop_foreign: bool = False
     plain: bool = False
     max_shard_size: int | None = None
+    workers: int = 1
     digest: bool = True
     check: bool = True
     force: bool = False

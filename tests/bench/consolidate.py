@@ -90,6 +90,7 @@ def main() -> None:
                     "ckptctl consolidate": ours,
                     "ckptctl consolidate --no-digest": [*ours, "--no-digest"],
                     "ckptctl consolidate --no-check": [*ours, "--no-check"],
+                    "ckptctl consolidate --workers 2": [*ours, "--workers", "2"],
                     "cp and flush of the shards": python(COPY, root / kind, target),
                 },
                 3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -352,6 +353,31 @@ def test_shards_types_and_files_beside(tmp_path):
     }
     index = json.loads((tmp_path / "out" / "llama.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == truth("transformers/sharded_llama.expected").keys()
+
+
+@pytest.mark.parametrize("workers", [2, 3, 64])
+def test_several_threads_write_the_same_file(workers, tmp_path):
+    source = CORPUS / "deepspeed" / "zero2_bf16_2ranks"
+    for count in (1, workers):
+        report = consolidate(source, tmp_path / f"{count}.safetensors", options=Options(workers=count))
+        assert report.output.bytes_checked == "verified"
+    one, other = (tmp_path / f"{count}.safetensors" for count in (1, workers))
+    assert one.read_bytes() == other.read_bytes()
+    assert hashlib.sha256(one.read_bytes()).hexdigest() in (tmp_path / f"{workers}.safetensors.sha256").read_text()
+
+
+def test_a_flipped_bit_stops_every_thread(tmp_path):
+    here = tmp_path / "c"
+    shutil.copytree(CORPUS / "dcp" / "dcp_fsdp2_2ranks", here)
+    tensor = open_checkpoint(here).parts[Component.MODEL].tensors["app.model.embed.weight"]
+    place = tensor.pieces[0].inner().range
+    raw = bytearray(place.file.path.read_bytes())
+    raw[place.offset + 1] ^= 4
+    place.file.path.write_bytes(raw)
+    for workers in (1, 3):
+        with pytest.raises(CorruptError, match=r"damaged: embed.weight"):
+            consolidate(here, tmp_path / "out" / "m.safetensors", options=Options(workers=workers))
+        assert not (tmp_path / "out").exists()
 
 
 def test_what_is_no_sharded_checkpoint(tmp_path):
