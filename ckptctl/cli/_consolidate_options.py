@@ -13,6 +13,7 @@ from ckptctl.cli._options import SELECT
 from ckptctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from ckptctl.model import Component
     from ckptctl.rewrite.joining import Cuts
 
 _SHARDS = "How the shards fit together"
@@ -78,6 +79,13 @@ CopyFiles = Annotated[
         "--copy-files", help="Take configuration, tokenizer and generation files along.", rich_help_panel=SELECT
     ),
 ]
+
+
+def component(only: Only) -> Component | None:
+    """Return which component is meant; None for all."""
+    from ckptctl.model import Component  # noqa: PLC0415
+
+    return None if only is Only.ALL else Component(only.value)
 
 
 def cuts_of(like: Path | None, split: list[str] | None) -> Cuts:
