@@ -83,7 +83,7 @@ CopyFiles = Annotated[
 
 def component(only: Only) -> Component | None:
     """Return which component is meant; None for all."""
-    from ckptctl.model import Component  # noqa: PLC0415
+    from ckptctl.model import Component
 
     return None if only is Only.ALL else Component(only.value)
 
