@@ -11,6 +11,7 @@ from ckptctl.errors import CkptctlError
 from ckptctl.layouts import open_checkpoint
 from ckptctl.model import Aspect, Component, Finding, Severity
 from ckptctl.tensors.gather import blocks
+from ckptctl.tensors.stream import equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,6 +63,6 @@ def _rounds_to(tensor: TensorInfo, half: TensorInfo, progress: Callable[[int], N
         count = min(len(made), len(held))
         if not count:
             return len(made) == len(held)
-        if made[:count] != held[:count]:
+        if not equal(made[:count], held[:count]):
             return False
         made, held = made[count:], held[count:]

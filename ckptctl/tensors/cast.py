@@ -25,7 +25,7 @@ _F8: dict[str, tuple[int, int, bool]] = {
 FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E8M0", *_F8})
 """Names of the types whose values are real and floating."""
 TARGETS = frozenset({"BF16", "F16", "F32"})
-"""Names of the types that `cast` rounds to."""
+"""Names of the types that `cast` rounds to; besides these, those of `_F8`."""
 
 _FEW = 128 << 10
 """So many elements are worked on at once; what is made of them meanwhile stays in the processor's cache."""
@@ -45,11 +45,11 @@ def cast(
     Raises
     ------
     ValueError
-        `source` is not of `FLOATS`, `target` not of `TARGETS`, or `block` is no whole number of elements.
+        `source` is not of `FLOATS`, `target` not a type to round to, or `block` is no whole number of elements.
     """
     import numpy as np
 
-    if source.name not in FLOATS or target.name not in TARGETS:
+    if source.name not in FLOATS or not is_target(target):
         raise ValueError(f"no cast from {source} to {target}")
     if source.name == target.name:
         return block, 0
@@ -62,6 +62,25 @@ def cast(
             overflowed += _round(_wide(few, source.name, target.name), target.name, out[at : at + _FEW])
             overflowed -= _infinities(few, source.name)
     return out.view(np.uint8).data, overflowed
+
+
+def is_target(dtype: DType) -> bool:
+    """Whether `cast` rounds to a type."""
+    return dtype.name in TARGETS or dtype.name in _F8
+
+
+def widened(bits: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """Return what the bits of a type of `FLOATS` mean: float64 of F64, float32 of all others, exactly."""
+    if name == "F64":
+        return bits.view("<f8")
+    if name == "F32":
+        return bits.view("<f4")
+    if name == "F16":
+        return bits.view("<f2").astype("<f4")
+    if name == "BF16":
+        return (bits.astype("<u4") << 16).view("<f4")
+    wide: npt.NDArray[Any] = _table(name)[bits]
+    return wide
 
 
 def _code(dtype: DType) -> str:
@@ -84,17 +103,10 @@ def _infinities(bits: npt.NDArray[Any], name: str) -> int:
 
 def _wide(bits: npt.NDArray[Any], name: str, target: str) -> npt.NDArray[Any]:
     """Return values as float32 that round to `target` as they would themselves."""
-    if name == "F32":
-        return bits.view("<f4")
-    if name == "F16":
-        return bits.view("<f2").astype("<f4")
-    if name == "BF16":
-        return (bits.astype("<u4") << 16).view("<f4")
+    values = widened(bits, name)
     if name == "F64":
-        values = bits.view("<f8")
         return values.astype("<f4") if target == "F32" else _to_odd(values)
-    wide: npt.NDArray[Any] = _table(name)[bits]
-    return wide
+    return values
 
 
 def _to_odd(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -117,6 +129,8 @@ def _round(values: npt.NDArray[Any], target: str, out: npt.NDArray[Any]) -> int:
         out[...] = values.view("<u4")
     elif target == "F16":
         out.view("<f2")[...] = values
+    elif target in _F8:
+        return _round_to_8(values, target, out)
     else:
         bits = values.view("<u4")
         out[...] = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
@@ -124,6 +138,39 @@ def _round(values: npt.NDArray[Any], target: str, out: npt.NDArray[Any]) -> int:
     if lost.any():
         _keep_nan(values.view("<u4"), lost, target, out)
     return _infinities(out, target)
+
+
+def _round_to_8(values: npt.NDArray[Any], target: str, out: npt.NDArray[Any]) -> int:
+    """Round to a type of 8 bits. Beyond its range lies infinity, or NaN where a type has no infinity, as in torch."""
+    import numpy as np
+
+    unsigned_zero = _F8[target][2]
+    middles, beyond = _middles(target)
+    size = np.abs(values)
+    found = np.searchsorted(middles, size)
+    tie = found < len(middles)
+    tie &= middles[np.minimum(found, len(middles) - 1)] == size
+    found += tie & (found & 1 == 1)
+    codes = np.minimum(found, beyond).astype("u1")
+    overflowed = int(np.count_nonzero((codes == beyond) & np.isfinite(size)))
+    negative = np.signbit(values) & ~((codes == 0) & unsigned_zero)
+    codes |= negative.astype("u1") << 7
+    nan = np.isnan(values)
+    codes[nan] = 0x80 if unsigned_zero else 0x7F | (np.signbit(values[nan]).astype("u1") << 7)
+    out[...] = codes
+    return overflowed
+
+
+@lru_cache(maxsize=4)
+def _middles(target: str) -> tuple[npt.NDArray[np.float32], int]:
+    """Return the numbers half-way between positive codes that follow each other, and the code beyond all numbers."""
+    import numpy as np
+
+    values = _table(target)[:128].astype("<f8")
+    last = int(np.flatnonzero(np.isfinite(values))[-1])
+    steps = np.diff(values[: last + 1])
+    middles = values[:last] + steps / 2
+    return np.append(middles, values[last] + steps[-1] / 2).astype("<f4"), last + 1
 
 
 def _keep_nan(bits: npt.NDArray[Any], lost: npt.NDArray[np.bool_], target: str, out: npt.NDArray[Any]) -> None:

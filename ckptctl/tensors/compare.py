@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptctl.tensors.gather import blocks
+from ckptctl.tensors.stream import Stream, equal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckptctl.model import TensorInfo
 
-_BLOCK = 4 << 20
 
+def same_bytes(one: TensorInfo, other: TensorInfo, progress: Callable[[int], None] = lambda _: None) -> bool:
+    """Whether the values of two strided tensors of one dtype and number of elements are the same, bit for bit.
 
-def same_bytes(one: TensorInfo, other: TensorInfo) -> bool:
-    """Whether the values of two strided tensors of one dtype and number of elements are the same, bit for bit."""
-    left, right = blocks(one, most=_BLOCK), blocks(other, most=_BLOCK)
-    a = b = memoryview(b"")
+    `progress` is told of the bytes of each side that were read.
+    """
+    left, right = Stream(one), Stream(other)
     while True:
-        a = a or next(left, memoryview(b""))
-        b = b or next(right, memoryview(b""))
-        if not len(a) or not len(b):
-            return len(a) == len(b)
-        count = min(len(a), len(b))
-        if a[:count] != b[:count]:
+        count = min(left.ready(), right.ready())
+        if not count:
+            return left.ready() == right.ready()
+        if not equal(left.take(count), right.take(count)):
             return False
-        a, b = a[count:], b[count:]
+        progress(count)

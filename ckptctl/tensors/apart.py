@@ -1,0 +1,239 @@
+"""How far two runs of elements are apart: what `measure` adds up, of as many elements as stay in the cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckptctl.tensors.cast import FLOATS
+from ckptctl.tensors.numbers import codes, integers, is_complex, is_integer, numbers, real
+from ckptctl.tensors.rounded import rounded
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from ckptctl.model import DType
+
+    Array = npt.NDArray[Any]
+    Bytes = bytes | bytearray | memoryview
+
+_RTOL = {"F64": 1e-7, "F32": 1.3e-6, "F16": 1e-3, "BF16": 1.6e-2, "F8_E4M3": 0.125, "F8_E4M3FNUZ": 0.125,
+         "F8_E5M2": 0.25, "F8_E5M2FNUZ": 0.25}  # fmt: skip
+_ATOL = {"F64": 1e-7}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Two numbers are close if they differ by at most ``atol + rtol * abs(a)``.
+
+    None stands for what suits the types: for F64, F32, F16 and BF16 as ``torch.testing.assert_close`` has it, for those
+    of 8 bits one step of the mantissa; 0 for all others. Of two types, that of the coarser one.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    def of(self, one: DType, other: DType) -> tuple[float, float]:
+        """Return rtol and atol for two types."""
+        names = [name for name in (real(one), real(other)) if name in _RTOL]
+        rtol = max((_RTOL[name] for name in names), default=0.0) if self.rtol is None else self.rtol
+        atol = max((_ATOL.get(name, 1e-5) for name in names), default=0.0) if self.atol is None else self.atol
+        return rtol, atol
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """Counts and sums over some elements. `sums` are of squares of A, of B, of the difference, and of A times B."""
+
+    numel: int
+    finite: int
+    sums: tuple[float, float, float, float]
+    changed: int = 0
+    beyond: int = 0
+    max_abs: float = 0
+    size: float = 0.0
+    worst: int = -1
+    worst_rank: float = -1.0
+    worst_a: float | str = 0.0
+    worst_b: float | str = 0.0
+    ulps: int | None = None
+    signs: int = 0
+    nan: int = 0
+    infinite: int = 0
+
+
+def apart(x: Bytes, y: Bytes, dtypes: tuple[DType, DType], tolerance: Tolerance | None, power: int) -> Part:
+    """Compare elements of A and of B; sums are of the numbers times two to the `power`."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        return _Pair(x, y, dtypes).part(tolerance, power)
+
+
+class _Pair:
+    """The elements of both sides as codes and as numbers; complex ones as two of each."""
+
+    def __init__(self, x: Bytes, y: Bytes, dtypes: tuple[DType, DType]) -> None:
+        self._raw, self._dtypes = (x, y), dtypes
+        self._same = dtypes[0].name == dtypes[1].name
+        self._pairs = is_complex(dtypes[0]) or is_complex(dtypes[1])
+        bits = codes(x, dtypes[0]), codes(y, dtypes[1])
+        self._a, self._b = numbers(bits[0], dtypes[0]), numbers(bits[1], dtypes[1])
+        if self._pairs:
+            self._a, self._b = _as_pairs(self._a, dtypes[0]), _as_pairs(self._b, dtypes[1])
+        self._codes, self._coded = (bits, dtypes[0]) if self._same else rounded(bits, (self._a, self._b), dtypes)
+
+    def part(self, tolerance: Tolerance | None, power: int) -> Part:
+        import numpy as np
+
+        a, b = self._a, self._b
+        different = self._codes[0] != self._codes[1]
+        if not self._same:
+            different &= ~(np.isnan(a) & np.isnan(b))
+        each = self._each(different)
+        changed = int(np.count_nonzero(each))
+        if self._same and not changed:
+            return _equal(a, self._numel, power, self._elementwise)
+        return self._apart(different, each, changed, tolerance, power)
+
+    @property
+    def _numel(self) -> int:
+        return len(self._a) // 2 if self._pairs else len(self._a)
+
+    def _each(self, flags: Array) -> Array:
+        """Of complex numbers: whether it holds for either part."""
+        return flags[::2] | flags[1::2] if self._pairs else flags
+
+    def _elementwise(self, flags: Array) -> Array:
+        """Of complex numbers: whether it holds for both parts, said of each."""
+        import numpy as np
+
+        found: Array = np.repeat(flags.reshape(-1, 2).all(axis=1), 2) if self._pairs else flags
+        return found
+
+    def _apart(  # one story, told in order
+        self, different: Array, each: Array, changed: int, tolerance: Tolerance | None, power: int
+    ) -> Part:
+        import numpy as np
+
+        a, b = self._a, self._b
+        delta = b - a
+        size = self._sizes(delta)
+        whole = math.isfinite(float(size.sum()))
+        ok = np.ones(len(a), np.bool_) if whole else self._elementwise(np.isfinite(a) & np.isfinite(b))
+        usable = ok if not self._pairs else ok[::2]
+        nan, infinite = (0, 0) if whole else self._lost(a, b)
+        found = Part(
+            numel=self._numel, finite=int(np.count_nonzero(usable)), changed=changed, nan=nan, infinite=infinite,
+            sums=_sums(a, b, delta, None if whole else ok, power),
+        )  # fmt: skip
+        sized = np.where(usable, size, 0)
+        found.size = float(sized.sum())
+        found.max_abs = self._largest(sized)
+        found.signs = int(np.count_nonzero(self._each((np.signbit(a) != np.signbit(b)) & ~np.isnan(a) & ~np.isnan(b))))
+        found.ulps = self._ulps(different & ok)
+        self._worst(found, each & ~usable, sized, each)
+        if tolerance:
+            rtol, atol = tolerance.of(*self._dtypes)
+            far = sized > atol + rtol * self._sizes(np.where(ok, a, 0))
+            both = self._each(np.isnan(a)) & self._each(np.isnan(b))
+            found.beyond = int(np.count_nonzero(far | (each & ~usable & ~both)))
+        return found
+
+    def _sizes(self, values: Array) -> Array:
+        import numpy as np
+
+        found: Array = np.hypot(values[::2], values[1::2]) if self._pairs else np.abs(values)
+        return found
+
+    def _lost(self, a: Array, b: Array) -> tuple[int, int]:
+        """Count elements that became NaN or ceased to be; and those that became infinite, or another infinity."""
+        import numpy as np
+
+        one, other = self._each(np.isnan(a)), self._each(np.isnan(b))
+        infinite = self._each((np.isinf(a) | np.isinf(b)) & (a != b)) & ~one & ~other
+        return int(np.count_nonzero(one != other)), int(np.count_nonzero(infinite))
+
+    def _largest(self, sized: Array) -> float:
+        """Return the largest difference; of integers exactly."""
+        import numpy as np
+
+        if not (self._same and is_integer(self._dtypes[0])):
+            return float(sized.max())
+        x, y = (integers(raw, self._dtypes[0]) for raw in self._raw)
+        unsigned = f"<u{x.itemsize}"
+        up = x > y
+        return int(np.where(up, x.view(unsigned) - y.view(unsigned), y.view(unsigned) - x.view(unsigned)).max())
+
+    def _ulps(self, different: Array) -> int | None:
+        """Return how many numbers of the type lie between, at most."""
+        import numpy as np
+
+        if self._coded is None or real(self._coded) not in FLOATS:
+            return None
+        one, other = self._codes[0][different], self._codes[1][different]
+        if not len(one):
+            return 0
+        wide = "<u8" if one.itemsize > 2 else "<u4"
+        if self._coded.name == "F8_E8M0":
+            m, n = one.astype(wide), other.astype(wide)
+            return int(np.where(m > n, m - n, n - m).max())
+        top = one.dtype.type(1 << (8 * one.itemsize - 1))
+        m, n = (one & ~top).astype(wide), (other & ~top).astype(wide)
+        return int(np.where((one ^ other) & top, m + n, np.where(m > n, m - n, n - m)).max())
+
+    def _worst(self, found: Part, lost: Array, sized: Array, each: Array) -> None:
+        """Note the element that is farthest off; one that is not finite before all others."""
+        import numpy as np
+
+        if lost.any():
+            found.worst, found.worst_rank = int(np.argmax(lost)), math.inf
+        elif found.max_abs > 0:
+            found.worst = int(np.argmax(sized))
+            found.worst_rank = float(sized[found.worst])
+        elif found.changed:
+            found.worst, found.worst_rank = int(np.argmax(each)), 0.0
+        else:
+            return
+        found.worst_a, found.worst_b = self._value(0, found.worst), self._value(1, found.worst)
+
+    def _value(self, side: int, at: int) -> float | str:
+        values, dtype = (self._a, self._b)[side], self._dtypes[side]
+        if self._pairs:
+            return str(complex(values[2 * at], values[2 * at + 1])).strip("()")
+        return int(integers(self._raw[side], dtype)[at]) if is_integer(dtype) else float(values[at])
+
+
+def _as_pairs(values: npt.NDArray[np.float64], dtype: DType) -> npt.NDArray[np.float64]:
+    import numpy as np
+
+    return values if is_complex(dtype) else np.stack([values, np.zeros_like(values)], axis=1).reshape(-1)
+
+
+def _equal(a: Array, numel: int, power: int, elementwise: Any) -> Part:
+    import numpy as np
+
+    square = _dot(a, a, power)
+    if math.isfinite(square):
+        return Part(numel=numel, finite=numel, sums=(square, square, 0.0, square))
+    ok = elementwise(np.isfinite(a))
+    square = _dot(a[ok], a[ok], power)
+    return Part(numel=numel, finite=int(np.count_nonzero(ok)) * numel // len(a), sums=(square, square, 0.0, square))
+
+
+def _sums(a: Array, b: Array, delta: Array, ok: Array | None, power: int) -> tuple[float, float, float, float]:
+    if ok is not None:
+        a, b, delta = a[ok], b[ok], delta[ok]
+    if power:  # the difference itself may have overflowed
+        delta = b * 2.0**power - a * 2.0**power
+    return _dot(a, a, power), _dot(b, b, power), _dot(delta, delta, 0), _dot(a, b, power)
+
+
+def _dot(a: Array, b: Array, power: int) -> float:
+    import numpy as np
+
+    if power:
+        a, b = a * 2.0**power, b * 2.0**power
+    return float(np.einsum("i,i->", a, b))  # not by a library of linear algebra, with threads of its own

@@ -1,0 +1,196 @@
+"""How far two tensors of one shape are apart: one pass over both in blocks, sums in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptctl.tensors.apart import Part, Tolerance, apart
+from ckptctl.tensors.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckptctl.model import DType, TensorInfo
+
+_PART = 1 << 15
+"""Elements looked at together, so that what is worked out of them stays in the cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """How B differs from A, element by element; of complex numbers absolute values count.
+
+    `changed` counts elements whose bits differ (of other types: once the wider one is rounded to the narrower);
+    `beyond` those that are not close, None if that was not asked. `max_abs` and `mean_abs` are the largest and the mean
+    absolute difference of what is finite in both; `norm_a`, `norm_b` and `norm_delta` the square roots of the sums of
+    squares of those. `worst` is the index of the element that is farthest off, one that became NaN or infinite, or
+    ceased to be, before all others. `ulps` is how many representable numbers lie between, at most; None for what is no
+    floating type. `signs`, `nan` and `infinite` count elements whose sign, or being NaN or infinite, changed.
+    """
+
+    numel: int
+    changed: int
+    beyond: int | None
+    max_abs: float
+    mean_abs: float
+    norm_a: float
+    norm_b: float
+    norm_delta: float
+    cosine: float | None
+    worst: tuple[int, ...]
+    worst_a: float | str
+    worst_b: float | str
+    ulps: int | None
+    signs: int
+    nan: int
+    infinite: int
+
+    @property
+    def share(self) -> float:
+        """Which part of the elements changed, from 0 to 1."""
+        return self.changed / self.numel
+
+    @property
+    def relative(self) -> float:
+        """The norm of the difference over that of A (relative L2)."""
+        return _ratio(self.norm_delta, self.norm_a)
+
+    @property
+    def snr(self) -> float:
+        """The ratio of signal to noise, A to the difference, in decibel; infinite if there is no finite difference."""
+        relative = self.relative
+        return math.inf if not relative else -math.inf if math.isinf(relative) else -20 * math.log10(relative)
+
+
+@dataclass(slots=True)
+class _Sums:
+    numel: int = 0
+    finite: int = 0
+    changed: int = 0
+    beyond: int = 0
+    max_abs: float = -1.0
+    size: float = 0.0
+    sums: list[float] = field(default_factory=lambda: [0.0] * 4)
+    """Of squares of A, of B, of the difference, and of A times B."""
+    worst: int = -1
+    worst_a: float | str = 0.0
+    worst_b: float | str = 0.0
+    worst_rank: float = -1.0
+    ulps: int | None = None
+    signs: int = 0
+    nan: int = 0
+    infinite: int = 0
+
+    def add(self, part: Part) -> None:
+        """Count what one part holds."""
+        if part.worst_rank > self.worst_rank:
+            self.worst, self.worst_rank = self.numel + part.worst, part.worst_rank
+            self.worst_a, self.worst_b = part.worst_a, part.worst_b
+        for name in ("numel", "finite", "changed", "beyond", "size", "signs", "nan", "infinite"):
+            setattr(self, name, getattr(self, name) + getattr(part, name))
+        self.max_abs = max(self.max_abs, part.max_abs)
+        self.sums = [have + more for have, more in zip(self.sums, part.sums, strict=True)]
+        if part.ulps is not None:
+            self.ulps = max(self.ulps or 0, part.ulps)
+
+
+def measure(
+    one: TensorInfo,
+    other: TensorInfo,
+    *,
+    tolerance: Tolerance | None = None,
+    dense: tuple[Iterator[memoryview] | None, Iterator[memoryview] | None] = (None, None),
+    progress: Callable[[int], None] = lambda _: None,
+) -> Measures:
+    """Measure how far the values of B, `other`, are from those of A, `one`; both must be numbers and of one shape.
+
+    `dense` are the values themselves, for tensors that are stored in another way; `tolerance` says what is close;
+    `progress` is told of the bytes of each side that were read.
+    """
+    found = _total(_parts(one, other, tolerance, dense, 0, progress))
+    if not dense[0] and not dense[1] and (power := _power(found)):
+        # Squares of float64 overflow or vanish where the numbers themselves do not: the same once more, scaled.
+        scaled = _total(_parts(one, other, tolerance, dense, power, lambda _: None))
+        found.sums = scaled.sums
+        return _measures(found, one.shape, power, tolerance)
+    return _measures(found, one.shape, 0, tolerance)
+
+
+def _total(parts: Iterator[Part]) -> _Sums:
+    found = _Sums()
+    for part in parts:
+        found.add(part)
+    return found
+
+
+def _power(found: _Sums) -> int:
+    """By which power of two to multiply, if sums of squares are not to be had otherwise."""
+    largest = max(found.max_abs, 0.0)
+    if all(map(math.isfinite, found.sums)) and (found.sums[2] > 1e-290 or not largest):
+        return 0
+    return -600 if largest > 1 or not all(map(math.isfinite, found.sums)) else 600
+
+
+def _parts(  # noqa: PLR0913, PLR0917  # what goes along with two streams
+    one: TensorInfo,
+    other: TensorInfo,
+    tolerance: Tolerance | None,
+    dense: tuple[Iterator[memoryview] | None, Iterator[memoryview] | None],
+    power: int,
+    progress: Callable[[int], None],
+) -> Iterator[Part]:
+    left, right = Stream(one, dense=dense[0]), Stream(other, dense=dense[1])
+    while count := min(_elements(left, one.dtype), _elements(right, other.dtype)):
+        a, b = left.take(_bytes(count, one.dtype)), right.take(_bytes(count, other.dtype))
+        for at in range(0, count, _PART):
+            few = min(_PART, count - at)
+            places = (slice(_bytes(at, dtype), _bytes(at + few, dtype)) for dtype in (one.dtype, other.dtype))
+            x, y = (memoryview(raw)[place] for raw, place in zip((a, b), places, strict=True))
+            yield apart(x, y, (one.dtype, other.dtype), tolerance, power)
+        progress(len(a))
+
+
+def _elements(stream: Stream, dtype: DType) -> int:
+    return stream.ready() * 8 // dtype.bits
+
+
+def _bytes(count: int, dtype: DType) -> int:
+    return count * dtype.bits // 8
+
+
+def _measures(found: _Sums, shape: tuple[int, ...], power: int, tolerance: Tolerance | None) -> Measures:
+    scale = 2.0**-power
+    a2, b2, d2, ab = found.sums
+    norms = math.sqrt(a2) * math.sqrt(b2)
+    return Measures(
+        numel=found.numel,
+        changed=found.changed,
+        beyond=found.beyond if tolerance else None,
+        max_abs=max(found.max_abs, 0),
+        mean_abs=found.size / found.finite if found.finite else 0.0,
+        norm_a=math.sqrt(a2) * scale,
+        norm_b=math.sqrt(b2) * scale,
+        norm_delta=math.sqrt(d2) * scale,
+        cosine=ab / norms if norms and math.isfinite(norms) else None,
+        worst=_index(found.worst, shape) if found.worst >= 0 else (),
+        worst_a=found.worst_a,
+        worst_b=found.worst_b,
+        ulps=found.ulps,
+        signs=found.signs,
+        nan=found.nan,
+        infinite=found.infinite,
+    )
+
+
+def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    found: list[int] = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        found.append(at)
+    return tuple(reversed(found))
+
+
+def _ratio(over: float, under: float) -> float:
+    return over / under if under else math.inf if over else 0.0
