@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 
+from ckptctl.errors import CorruptError
 from ckptctl.model import Component, Contents, Part, TensorInfo
 from ckptctl.values import TensorRef, as_mapping, attributes, children, is_module, key_text, nested, text_items
 
@@ -60,7 +61,13 @@ def merged(parts: Mapping[Component, Part], more: Mapping[Component, Part]) -> d
     for component in Component:
         one, other = parts.get(component), more.get(component)
         if one and other:
-            one = replace(one, tensors={**one.tensors, **other.tensors}, values={**one.values, **other.values})
+            again = next((name for name in other.tensors if name in one.tensors), None)
+            if again is not None:
+                pieces = (*one.tensors[again].pieces, *other.tensors[again].pieces)
+                raise CorruptError(f"{pieces[0].range.file.path if pieces else again}: {again} is in another file too")
+            prefix = one.prefix if all(name.startswith(f"{one.prefix}.") for name in other.tensors) else ""
+            tensors, values = {**one.tensors, **other.tensors}, {**one.values, **other.values}
+            one = replace(one, prefix=prefix, tensors=tensors, values=values)
         part = one or other
         if part:
             found[component] = part
@@ -178,7 +185,8 @@ def _parts(
         values = {key: keys[key] for key in own if key in keys}
         inside = sorted_tensors.get(component, {})
         if inside or values:
-            prefix = own[0] if len(own) == 1 else ""
+            lone = inside.keys() <= {*own}  # a tensor that is called as all others begin has no name below that
+            prefix = own[0] if len(own) == 1 and (lone or own[0] not in inside) else ""
             parts[component] = Part(component=component, prefix=prefix, tensors=inside, values=values)
     return parts
 

@@ -13,12 +13,13 @@ from ckptctl.layouts._components import split
 from ckptctl.layouts._members import unfinished
 from ckptctl.model import Aspect, Component, Contents, Encoding, Finding, Part, Piece, Severity, TensorInfo
 from ckptctl.storage import LocalFile
-from ckptctl.values import Elided, TensorRef
+from ckptctl.values import Elided, TensorRef, with_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ckptctl.layouts._layout import Scan
+    from ckptctl.model import DType
     from ckptctl.storage import ByteRange
 
 DATA = re.compile(r".*\.distcp")
@@ -68,8 +69,18 @@ def read_dcp(seen: Scan) -> Distributed:
         Contents(format="torch-dcp", range=source, tensors={}, globals=uses if index == 0 else ())
         for index, source in enumerate([source for source, _ in metadatas] + data.ranges())
     )
-    values = {name: value for _, metadata in metadatas for name, value in data.values(metadata).items()}
+    items = {name: one for _, metadata in metadatas for name, one in data.values(metadata).items()}
+    tensors |= {key: tensor for name, one in items.items() for key, tensor in _tensors_of(name, one).items()}
+    values = {name: with_names(one.values, name) if isinstance(one, Contents) else one for name, one in items.items()}
     return Distributed(files=files, tensors=tensors, values=values, findings=tuple(data.findings))
+
+
+def _tensors_of(name: str, item: Contents | Elided) -> dict[str, TensorInfo]:
+    """Return tensors inside an item that is none itself, such as a tuple of some, under names below its own."""
+    found = item.tensors if isinstance(item, Contents) else {}
+    alone = isinstance(item, Contents) and isinstance(item.values, TensorRef)
+    named = {name if alone else f"{name}.{key}": tensor for key, tensor in found.items()}
+    return {key: replace(tensor, name=key) for key, tensor in named.items()}
 
 
 class _Data:
@@ -93,7 +104,7 @@ class _Data:
         """Return all data files."""
         return list(self.files.values())
 
-    def piece(self, name: str, chunk: formats.Chunk) -> Piece | None:
+    def piece(self, name: str, dtype: DType, chunk: formats.Chunk) -> Piece | None:
         """Return the block if its bytes are there; otherwise note what is wrong."""
         item = chunk.item
         if item is None:
@@ -112,7 +123,7 @@ class _Data:
             return None
         named = self._by_name(item.path, file)
         if named is not None:
-            return self._named_piece(name, chunk, item.path, named)
+            return self._named_piece(name, dtype, chunk, item.path, named)
         if item.offset + item.length > file.length:
             end = item.offset + item.length
             self._note("truncated", f"{item.path} is cut at {file.length} bytes; a block of {name} ends at {end}")
@@ -123,7 +134,7 @@ class _Data:
             offsets=chunk.offsets,
             shape=chunk.sizes,
             encoding=Encoding.ITEM,
-            inner=lambda: _inside(name, whole, chunk),
+            inner=lambda: _inside(name, dtype, whole, chunk),
         )
 
     def _by_name(self, path: str, file: ByteRange) -> Mapping[str, TensorInfo] | None:
@@ -138,10 +149,13 @@ class _Data:
                     self._safetensors[path] = {}
         return self._safetensors[path]
 
-    def _named_piece(self, name: str, chunk: formats.Chunk, path: str, named: Mapping[str, TensorInfo]) -> Piece | None:
+    def _named_piece(
+        self, name: str, dtype: DType, chunk: formats.Chunk, path: str, named: Mapping[str, TensorInfo]
+    ) -> Piece | None:
         found = named.get(name)
-        if found is None or found.shape != chunk.sizes:
-            self._note("missing-item", f"{path} does not hold a block of {name} of the shape {list(chunk.sizes)}")
+        if found is None or found.shape != chunk.sizes or found.dtype is not dtype:
+            what = f"of the shape {list(chunk.sizes)}" if not found or found.dtype is dtype else f"in {dtype}"
+            self._note("missing-item", f"{path} does not hold a block of {name} {what}")
             return None
         return replace(found.pieces[0], offsets=chunk.offsets) if found.pieces else None
 
@@ -154,16 +168,16 @@ class _Data:
             if covered < tensor.numel:
                 self._note("missing-block", f"the blocks of {name} are {covered} of {tensor.numel} elements")
 
-    def values(self, metadata: formats.DcpMetadata) -> dict[str, object]:
+    def values(self, metadata: formats.DcpMetadata) -> dict[str, Contents | Elided]:
         """Read the items that are no tensors; what cannot be read is noted."""
-        read: dict[str, object] = {}
+        read: dict[str, Contents | Elided] = {}
         for name, item in list(metadata.values.items())[:_MOST_VALUES]:
             file = self.files.get(item.path) if item else None
             if not item or not file or item.offset + item.length > file.length or item.length > _LONG_VALUE:
                 read[name] = Elided("not read: its item is long, or not there")
                 continue
             try:
-                read[name] = formats.read(file.sub(item.offset, item.length)).values
+                read[name] = formats.read(file.sub(item.offset, item.length))
             except CkptctlError as error:
                 self._note(error.slug, f"the item {name} cannot be read: {error.message}")
         return read
@@ -181,7 +195,7 @@ class _Data:
             )
 
 
-def _inside(name: str, item: ByteRange, chunk: formats.Chunk) -> Piece:
+def _inside(name: str, dtype: DType, item: ByteRange, chunk: formats.Chunk) -> Piece:
     """Return the block that a file of ``torch.save`` inside a data file holds.
 
     Raises
@@ -190,7 +204,8 @@ def _inside(name: str, item: ByteRange, chunk: formats.Chunk) -> Piece:
         It holds something else.
     """
     tensors = list(formats.read(item).tensors.values())
-    if len(tensors) != 1 or tensors[0].shape != chunk.sizes or len(tensors[0].pieces) != 1:
+    fits = len(tensors) == 1 and (tensors[0].shape, tensors[0].dtype) == (chunk.sizes, dtype)
+    if not fits or len(tensors[0].pieces) != 1:
         raise CorruptError(f"{item.file.path}: the item at byte {item.offset} is not the block of {name} it should be")
     return replace(tensors[0].pieces[0], offsets=chunk.offsets)
 
@@ -207,7 +222,7 @@ def _joined(metadatas: list[formats.DcpMetadata], data: _Data) -> dict[str, Tens
     joined: dict[str, TensorInfo] = {}
     for metadata in metadatas:
         for name, tensor in metadata.tensors.items():
-            pieces = tuple(piece for chunk in tensor.chunks if (piece := data.piece(name, chunk)))
+            pieces = tuple(piece for chunk in tensor.chunks if (piece := data.piece(name, tensor.dtype, chunk)))
             known = joined.get(name)
             if known and (known.shape, known.dtype) != (tensor.shape, tensor.dtype):
                 raise CorruptError(f"{data.seen.path}: two ranks describe {name} differently")

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError
+from ckptctl.errors import CkptctlError, CorruptError
 from ckptctl.layouts._index import read_shards
 from ckptctl.model import Aspect, Component, Contents, Finding, Part, Severity, TensorInfo
 from ckptctl.storage import LocalFile
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from ckptctl.layouts._layout import Scan
 
 Table = tuple[tuple[Component, re.Pattern[str]], ...]
+NOT_JOINED = "not-joined"
+"""The slug of findings about tensors that are described rank by rank, because nothing says how they fit together."""
 _MAX_JSON = 64 << 20
 _MOST_RANKS, _MAX_TEXT = 100, 256
+_NUMBERED = re.compile(r"_[0-9]+$")
+"""How the names of the second model and those that follow it end."""
 
 
 @dataclass(slots=True)
@@ -48,7 +52,7 @@ def find_members(seen: Scan, rows: Table) -> list[tuple[Component, str]]:
 def read_members(
     seen: Scan, members: Iterable[tuple[Component, str]], *, needed: str = ""
 ) -> tuple[tuple[Contents, ...], Mapping[Component, Part], tuple[Finding, ...]]:
-    """Read files and shards with an index; names of the model stay, others begin with the file's stem.
+    """Read files and shards with an index; names of the first model stay, others begin with the file's stem.
 
     A file that cannot be read is a finding, not the end: the rest of the checkpoint is still described.
     The values of the file `needed` are read even at a glance.
@@ -79,7 +83,11 @@ def _read(seen: Scan, component: Component, name: str, into: _Gathered, *, value
     contents = seen.read(name, values=values)
     into.files.append(contents)
     stem = name.partition(".")[0]
-    prefix = "" if component is Component.MODEL else f"{stem}."
+    first = component is Component.MODEL and not _NUMBERED.search(stem)
+    prefix = "" if first else f"{stem}."
+    again = next((key for key in contents.tensors if prefix + key in into.tensors), None)
+    if again is not None:
+        raise CorruptError(f"{name}: {again} is in another file too")
     for key, tensor in contents.tensors.items():
         into.tensors[prefix + key] = replace(tensor, name=prefix + key) if prefix else tensor
     if contents.values is not None:

@@ -6,6 +6,7 @@ The number in the directory's name counts saves, not steps; the step stands in t
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.layouts._components import merged
@@ -47,7 +48,7 @@ def accepts(seen: Scan) -> bool:
 
 def open_(seen: Scan) -> Checkpoint:
     """Describe the directory as one checkpoint."""
-    members = find_members(seen, _TABLE)
+    members = _chosen(find_members(seen, _TABLE))
     indexes = [(Component.MODEL, path.name) for path in indexes_of(seen)[:1]]
     files, found, findings = read_members(seen, [*indexes, *members], needed="random_states_0.pkl")
     parts = dict(found)
@@ -56,7 +57,7 @@ def open_(seen: Scan) -> Checkpoint:
         if holds_dcp(inner):
             read = read_dcp(inner)
             files, findings = (*files, *read.files), (*findings, *read.findings)
-            parts = merged(parts, read.parts())
+            parts = merged(parts, _numbered(read.parts(), name))
     described = Checkpoint(
         path=seen.path,
         layout=LAYOUT.name,
@@ -67,6 +68,28 @@ def open_(seen: Scan) -> Checkpoint:
         findings=(*findings, *_incomplete(seen, {component for component, _ in [*indexes, *members]})),
     )
     return with_trainer(seen, described)
+
+
+def _chosen(members: list[tuple[Component, str]]) -> list[tuple[Component, str]]:
+    """Leave out a pickle of a model beside a safetensors file of it, as accelerate does."""
+    names = {name for _, name in members}
+    pickles = {f"pytorch_{name.removesuffix('.safetensors')}.bin" for name in names if name.endswith(".safetensors")}
+    return [member for member in members if member[1] not in pickles]
+
+
+def _numbered(parts: Mapping[Component, Part], name: str) -> Mapping[Component, Part]:
+    """Put the tensors of a second model, and of those that follow, under the name of its directory."""
+    if name.endswith("_0"):
+        return parts
+    return {
+        component: replace(
+            part,
+            prefix="",
+            tensors={f"{name}.{key}": replace(one, name=f"{name}.{key}") for key, one in part.tensors.items()},
+            values={f"{name}.{key}": value for key, value in part.values.items()},
+        )
+        for component, part in parts.items()
+    }
 
 
 def _step(parts: Mapping[Component, Part]) -> Found | None:

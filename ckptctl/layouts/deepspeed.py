@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError, CorruptError, counted
+from ckptctl.errors import CkptctlError, CorruptError, UsageError, counted
 from ckptctl.layouts._components import split
 from ckptctl.layouts._facts import Facts, facts
 from ckptctl.layouts._layout import Layout, Scan, scan
@@ -17,37 +17,37 @@ from ckptctl.layouts._members import finding_of, missing
 from ckptctl.layouts._ranks import exchanged
 from ckptctl.layouts._trainer import with_trainer
 from ckptctl.layouts._zero import FROZEN, read_zero, settings, shared, stage_of
+from ckptctl.layouts._zero_ranks import MODEL, OPTIMIZER, apart, incomplete, mixed, twice
 from ckptctl.model import Checkpoint, Component, Contents, Finding, Part, TensorInfo
 from ckptctl.storage import LocalFile
 from ckptctl.values import as_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-_MODEL = re.compile(r"(?:zero_pp_rank_([0-9]{1,6})_)?mp_rank_([0-9]{1,4})_model_states\.pt")
-_OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]{1,6})_mp_rank_([0-9]{1,4})_optim_states\.pt")
 _LATEST = "latest"
 _MODULE, _MOMENTS = "module", "optimizer.state"
-_MAX_TAG = 256
+_MAX_TAG, _SHOWN = 256, 4
 
 
 def accepts(seen: Scan) -> bool:
     """A directory with model states, or one whose ``latest`` names such a directory, or that has some."""
     if not seen.directory:
         return False
-    tags = [name for name in seen.names if re.fullmatch(r"global_step[0-9]{1,18}", name)]
-    return _has_states(seen) or bool(tags)
+    return _has_states(seen) or bool(_tags(seen)) or _has_states(_named(seen))
 
 
 def open_(seen: Scan) -> Checkpoint:
     """Describe the newest state, the one that ``latest`` names."""
     findings: list[Finding] = []
     outer = seen
+    if seen.tag and _has_states(seen) and seen.path.name != seen.tag:
+        raise UsageError(f"{seen.path}: it is one state itself, not {seen.tag}", hint="leave --tag out")
     if not _has_states(seen):
         inner = scan(seen.path / (seen.tag or _tag(seen, findings)), glance=seen.glance)
         seen = replace(inner, narrow=seen.narrow)
-    models = {name: found for name in seen.names if (found := _MODEL.fullmatch(name))}
-    optimizers = {name: found for name in seen.names if (found := _OPTIMIZER.fullmatch(name))}
+    models = {name: found for name in seen.names if (found := MODEL.fullmatch(name))}
+    optimizers = {name: found for name in seen.names if (found := OPTIMIZER.fullmatch(name))}
     read: dict[str, Contents] = {}
     for name in (*models, *optimizers):
         one = _read(seen, name, findings, values=not read)
@@ -57,14 +57,15 @@ def open_(seen: Scan) -> Checkpoint:
         why = "; ".join(finding.message for finding in findings) or "mp_rank_00_model_states.pt is missing"
         raise CorruptError(f"{seen.path}: no model states can be read: {why}")
     world = max(_number(first, "dp_world_size"), *(_partitions(read[name]) for name in optimizers if name in read), 0)
-    findings += _incomplete(seen, models, optimizers, world)
-    for pattern in (_MODEL, _OPTIMIZER):
+    findings += [*incomplete(seen, models, optimizers, world), *mixed(read), *twice(models, optimizers)]
+    for pattern in (MODEL, OPTIMIZER):
         findings += exchanged(read.values(), pattern, 1)
     if not optimizers and _stage(first):
         findings.append(missing(seen, "the optimizer states of every rank (*_optim_states.pt)"))
     parts = _parts(read)
+    findings += [] if findings else apart(seen, [*models.values(), *optimizers.values()])
     if optimizers and not seen.glance and not findings:
-        parts = _with_zero(seen, parts, _by_rank(read, _MODEL), _by_rank(read, _OPTIMIZER))
+        parts = _with_zero(seen, parts, _by_rank(read, MODEL), _by_rank(read, OPTIMIZER))
     return with_trainer(outer, _checkpoint(seen, read, parts, facts(seen.path, first), findings, world))
 
 
@@ -154,7 +155,7 @@ def _trained(part: Part, weights: Mapping[str, TensorInfo], aliases: Mapping[str
 
 
 def _title(seen: Scan, read: Mapping[str, Contents], world: int) -> str:
-    stage = next((found for name, one in read.items() if _OPTIMIZER.fullmatch(name) and (found := stage_of(one))), 0)
+    stage = next((found for name, one in read.items() if OPTIMIZER.fullmatch(name) and (found := stage_of(one))), 0)
     weights = "16-bit weights" if seen.narrow else "fp32 weights"
     said = [f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed", counted(world, "rank") if world else "",
             weights if stage and not seen.glance else ""]  # fmt: skip
@@ -162,20 +163,38 @@ def _title(seen: Scan, read: Mapping[str, Contents], world: int) -> str:
 
 
 def _has_states(seen: Scan) -> bool:
-    return any(_MODEL.fullmatch(name) for name in seen.names)
+    return any(MODEL.fullmatch(name) for name in seen.names)
+
+
+def _tags(seen: Scan) -> list[str]:
+    """Return the directories that DeepSpeed names by itself, by step."""
+    return sorted((n for n in seen.names if re.fullmatch(r"global_step[0-9]{1,18}", n)), key=lambda n: int(n[11:]))
+
+
+def _named(seen: Scan) -> Scan:
+    """Look into the directory that is asked for, or that ``latest`` names; an empty look if there is none."""
+    name = seen.tag or (_text_of(seen)[0] if (seen.path / _LATEST).is_file() else "")
+    plain = name in seen.names and (seen.path / name).is_dir()
+    return scan(seen.path / name) if plain else replace(seen, names=())
+
+
+def _text_of(seen: Scan) -> tuple[str, int]:
+    file = LocalFile(seen.path / _LATEST)
+    text = file.range().head(_MAX_TAG + 1).decode("utf-8", "replace").removesuffix("\n")
+    file.release()
+    return text, file.size
 
 
 def _tag(seen: Scan, findings: list[Finding]) -> str:
     """Return the directory that ``latest`` names, or else the one of the highest step."""
-    tags = sorted((n for n in seen.names if re.fullmatch(r"global_step[0-9]{1,18}", n)), key=lambda n: int(n[11:]))
+    tags = _tags(seen)
     if _LATEST not in seen.names:
-        findings.append(missing(seen, _LATEST))
+        lost = missing(seen, _LATEST)
+        findings.append(replace(lost, message=f"{lost.message}; --tag chooses among {', '.join(tags[-_SHOWN:])}"))
         return tags[-1]
-    file = LocalFile(seen.path / _LATEST)
-    text = file.range().head(_MAX_TAG + 1).decode("utf-8", "replace").removesuffix("\n")
-    file.release()
+    text, size = _text_of(seen)
     plain = text.isprintable() and text not in ("", ".", "..") and "/" not in text and "\\" not in text
-    if not plain or file.size > _MAX_TAG:
+    if not plain or size > _MAX_TAG:
         raise CorruptError(
             f"{seen.path / _LATEST}: it names {text[:80]!r}, which is no directory beside it",
             hint="names that lead out of the directory are never followed",
@@ -194,25 +213,11 @@ def _read(seen: Scan, name: str, findings: list[Finding], *, values: bool) -> Co
         return None
 
 
-def _incomplete(seen: Scan, models: Mapping[str, re.Match[str]], optimizers: Mapping[str, re.Match[str]],
-                world: int) -> Iterator[Finding]:  # fmt: skip
-    """Yield the files of ranks that should be there, by the world size that the model states record."""
-    ranks = {int(found[1]) for found in optimizers.values()}
-    example = next(iter(optimizers), "")
-    for rank in range(max(world, max(ranks, default=-1) + 1)) if optimizers else ():
-        if rank not in ranks:
-            yield missing(seen, re.sub(r"rank_[0-9]+_mp", f"rank_{rank}_mp", example, count=1))
-    stage3 = {int(found[1]): name for name, found in models.items() if found[1] is not None}
-    for rank in range(max(world, max(stage3, default=-1) + 1)) if stage3 else ():
-        if rank not in stage3:
-            yield missing(seen, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
-
-
 def _parts(read: Mapping[str, Contents]) -> Mapping[Component, Part]:
     """The first model file as it is; of the others, tensors under the name of their rank."""
     parts: dict[Component, Part] = {}
     for name, contents in read.items():
-        rank = next((found[1] for pattern in (_MODEL, _OPTIMIZER) if (found := pattern.fullmatch(name))), None)
+        rank = next((found[1] for pattern in (MODEL, OPTIMIZER) if (found := pattern.fullmatch(name))), None)
         for component, part in split(contents).items():
             known = parts.get(component)
             if known is None and not name.endswith("_optim_states.pt"):

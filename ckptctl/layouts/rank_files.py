@@ -30,13 +30,14 @@ _WORLD = ("world_size",)
 
 
 def accepts(seen: Scan) -> bool:
-    """A directory in which all files with a rank's number differ in nothing else."""
-    return seen.directory and len(_groups(seen)) == 1
+    """A directory in which all files with a rank's number differ in nothing else, or those of one model do."""
+    return seen.directory and _group(seen) is not None
 
 
 def open_(seen: Scan) -> Checkpoint:
     """Describe all ranks as one checkpoint."""
-    ((stem, suffix), ranks), *_ = _groups(seen).items()
+    stem, suffix = _group(seen) or ("", "")
+    ranks = _groups(seen)[stem, suffix]
     contents = {rank: seen.read(name, values=True) for rank, name in sorted(ranks.items())}
     first = contents[min(contents)]
     tensors = _joined(seen, contents)
@@ -50,8 +51,37 @@ def open_(seen: Scan) -> Checkpoint:
         step=found.step,
         epoch=found.epoch,
         metrics=found.metrics,
-        findings=(*_incomplete(seen, stem, suffix, contents), *_exchanged(contents.values())),
-    )
+        findings=(
+            *_twice(seen), *_incomplete(seen, stem, suffix, contents), *_exchanged(contents.values()),
+            *_passed_over(seen, stem),
+        ),
+    )  # fmt: skip
+
+
+def _group(seen: Scan) -> tuple[str, str] | None:
+    """Return the files to read: all that there are, or else those of the only group that is called a model."""
+    groups = _groups(seen)
+    models = [key for key in groups if key[0].startswith("model")]
+    return next(iter(groups)) if len(groups) == 1 else models[0] if len(models) == 1 else None
+
+
+def _twice(seen: Scan) -> Iterator[Finding]:
+    """Yield a finding for each rank that has two files, its number written in two ways."""
+    known: dict[tuple[str, str, int], str] = {}
+    for name in seen.names:
+        found = next((match for pattern in _RANKED if (match := pattern.fullmatch(name))), None)
+        other = known.setdefault((found[1], found[3], int(found[2])), name) if found else name
+        if other != name:
+            message = f"{other} and {name} are both of one rank"
+            yield replace(missing(seen, name), slug="duplicate-rank", message=message)
+
+
+def _passed_over(seen: Scan, stem: str) -> Iterator[Finding]:
+    """Yield a note for each other group of files, which is no part of what was read."""
+    for (other, suffix), ranks in _groups(seen).items():
+        if other != stem:
+            message = f"{other}N{suffix}: {counted(len(ranks), 'file')} of ranks that are not read, beside the model"
+            yield replace(missing(seen, other), slug="not-read", severity=Severity.NOTE, message=message)
 
 
 def _exchanged(files: Iterable[Contents]) -> Iterator[Finding]:
@@ -100,7 +130,8 @@ def _without_rank_note(contents: Contents) -> Contents:
 
 def _incomplete(seen: Scan, stem: str, suffix: str, contents: dict[int, Contents]) -> Iterator[Finding]:
     """Yield ranks that are missing: below the highest one, or of a world whose size a file states."""
-    sizes = {_world_size(one) for one in contents.values()} - {0}
+    named = re.search(r"world_size_([0-9]{1,6})", stem)
+    sizes = {*(_world_size(one) for one in contents.values()), int(named[1]) if named else 0} - {0}
     world = max(sizes, default=0)
     for rank in range(max(world, max(contents) + 1)):
         if rank not in contents:

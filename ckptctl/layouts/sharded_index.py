@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptctl import formats
+from ckptctl.errors import counted
 from ckptctl.layouts._components import split
 from ckptctl.layouts._facts import facts
 from ckptctl.layouts._index import indexes_of, read_shards
@@ -46,7 +47,7 @@ def open_(seen: Scan) -> Checkpoint:
 
 
 def _title(shards: Shards) -> str:
-    return f"{formats.title_of(shards.files[0])}, {shards.wanted} shards with an index"
+    return f"{formats.title_of(shards.files[0])}, {counted(shards.wanted, 'shard')} with an index"
 
 
 LAYOUT = Layout(

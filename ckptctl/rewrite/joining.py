@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CorruptError, UnsupportedError, UsageError
+from ckptctl.errors import CorruptError, UnsupportedError, UsageError, counted
 from ckptctl.rewrite.flat import named
 from ckptctl.tensors.compare import same_bytes
 from ckptctl.tensors.coverage import uncovered
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ckptctl.model import Piece, TensorInfo
+    from ckptctl.model import Part, Piece, TensorInfo
 
 _HINT = "--like REFERENCE (a checkpoint, or JSON of name and shape) or --split 'GLOB=DIM' says how it was cut"
 
@@ -50,12 +50,13 @@ def parse_split(text: str) -> tuple[str, int]:
     return glob, int(dim)
 
 
-def joined(
-    path: Path, tensors: Mapping[str, TensorInfo], cuts: Cuts, *, prefix: str, compare: bool
+def joined(  # noqa: PLR0913  # two of them only say more of the tensors
+    path: Path, tensors: Mapping[str, TensorInfo], cuts: Cuts, *, prefix: str, absent: frozenset[str], compare: bool
 ) -> dict[str, TensorInfo]:
     """Return the tensors whole, each element from exactly one place; `prefix` is cut off names for `cuts`.
 
-    With `compare`, replicas are read and have to agree.
+    `absent` are names that some rank does not have. With `compare`, replicas are read and have to agree; what may be
+    parts always has to.
 
     Raises
     ------
@@ -69,11 +70,12 @@ def joined(
         raise UsageError(f"{path}: --split {unused[0]}: no name matches")
     found: dict[str, TensorInfo] = {}
     for name, tensor in named(path, tensors, cuts, prefix=prefix).items():
-        whole = _of_parts(path, tensor, cuts, name.removeprefix(f"{prefix}.") if prefix else name)
+        bare = name.removeprefix(f"{prefix}.") if prefix else name
+        whole = _of_parts(path, tensor, cuts, bare, everywhere=name not in absent)
         wrong = uncovered(whole)
         if wrong:
             raise CorruptError(f"{path}: {name}: {wrong}", hint="ckptctl verify says which files are not whole")
-        if compare and whole.copies:
+        if whole.copies and (compare or _is_part(whole)):
             _agree(path, whole)
         found[name] = replace(whole, copies=()) if whole.copies else whole
     return found
@@ -83,16 +85,33 @@ def _matches(glob: str, name: str, prefix: str) -> bool:
     return fnmatchcase(name, glob) or bool(prefix and fnmatchcase(name.removeprefix(f"{prefix}."), glob))
 
 
-def _of_parts(path: Path, tensor: TensorInfo, cuts: Cuts, bare: str) -> TensorInfo:
+def taken_as_replicas(before: Part, after: Part, cuts: Cuts) -> list[str]:
+    """Return the names of what every rank has alike, and nothing says that it was not cut."""
+    return [
+        name
+        for name, one in before.tensors.items()
+        if one.copies and _is_part(one) and name in after.tensors and after.tensors[name].shape == one.shape
+        and name not in cuts.shapes and name.removeprefix(f"{before.prefix}.") not in cuts.shapes
+    ]  # fmt: skip
+
+
+def _is_part(tensor: TensorInfo) -> bool:
+    """Whether a rank has it as one piece that seems whole: nothing says whether it is."""
+    return len(tensor.pieces) == 1 and tensor.pieces[0].shape == tensor.shape
+
+
+def _of_parts(path: Path, tensor: TensorInfo, cuts: Cuts, bare: str, *, everywhere: bool) -> TensorInfo:
     """Return a tensor of which every rank has a part as one of all parts, if it is said how it was cut."""
-    plain = len(tensor.pieces) == 1 and tensor.pieces[0].shape == tensor.shape
-    if not plain or not tensor.copies:
+    if not _is_part(tensor) or (everywhere and not tensor.copies):
         return tensor
     parts = (tensor.pieces[0], *tensor.copies)
     rule = next((dim for glob, dim in cuts.rules if fnmatchcase(tensor.name, glob) or fnmatchcase(bare, glob)), None)
     shape = cuts.shapes.get(tensor.name) or cuts.shapes.get(bare)
     if rule is None and shape is not None:
         rule = _cut_of(path, tensor, parts, shape)
+    if not everywhere and (shape is None or rule is not None):
+        message = f"{path}: {tensor.name} is in {counted(len(parts), 'file')}, not in all: a part of it may be lost"
+        raise CorruptError(message, hint="--like REFERENCE says what shape it has")
     if rule is None:
         if any(part.shape != tensor.shape for part in parts):
             raise UnsupportedError(f"{path}: {tensor.name} has other shapes on other ranks: it was cut", hint=_HINT)
@@ -124,8 +143,8 @@ def _cut_of(path: Path, tensor: TensorInfo, parts: tuple[Piece, ...], shape: tup
     ]
     if len(dims) != 1:
         raise UnsupportedError(
-            f"{path}: {len(parts)} parts of {tensor.name}, the first of shape {list(tensor.shape)}, do not make "
-            f"{list(shape)} in one way"
+            f"{path}: {counted(len(parts), 'part')} of {tensor.name}, the first of shape {list(tensor.shape)}, "
+            f"do not make {list(shape)} in one way"
         )
     return dims[0]
 

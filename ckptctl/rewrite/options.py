@@ -67,7 +67,8 @@ class Options:
         changed = (self.only, self.dtype, self.max_shard_size, self.strip_prefix, self.rename)
         return self.selects or self.untie or any(changed)
 
-    def takes(self, name: str) -> bool:
-        """Whether the globs take a name."""
-        taken = not self.include or any(fnmatchcase(name, glob) for glob in self.include)
-        return taken and not any(fnmatchcase(name, glob) for glob in self.exclude)
+    def takes(self, name: str, *, prefix: str = "") -> bool:
+        """Whether the globs take a name, whole or with the `prefix` of its component cut off."""
+        names = {name, name.removeprefix(f"{prefix}.") if prefix else name}
+        taken = not self.include or any(fnmatchcase(one, glob) for glob in self.include for one in names)
+        return taken and not any(fnmatchcase(one, glob) for glob in self.exclude for one in names)

@@ -104,7 +104,7 @@ def _kept(
     source: Source, chosen: Chosen, options: Options, *, safetensors: bool
 ) -> tuple[trees.Tidied, dict[str, TensorInfo], dict[str, str]]:
     """Return the tree and the tensors that can be kept, and what cannot, which must have been asked for."""
-    tensors = {name: tensor for name, tensor in chosen.tensors.items() if options.takes(name)}
+    tensors = {name: tensor for name, tensor in chosen.tensors.items() if options.takes(name, prefix=chosen.prefix)}
     unholdable = {
         name: why for name, tensor in tensors.items() if (why := _unholdable(tensor, options, safetensors=safetensors))
     }

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import UnreadableError, UsageError
-from ckptctl.layouts import layout_of
+from ckptctl.errors import UnknownFormatError, UnreadableError, UsageError, counted
+from ckptctl.layouts import layout_of, open_checkpoint
 from ckptctl.model.run import Run
 from ckptctl.runs._directory import Directory
 from ckptctl.runs._directory import look as look_into
@@ -17,6 +17,7 @@ from ckptctl.runs._slots import rank_stem, runs_of
 if TYPE_CHECKING:
     import os
 
+    from ckptctl.model import Checkpoint
     from ckptctl.model.run import CheckpointInfo
     from ckptctl.runs._names import Named
 
@@ -32,6 +33,7 @@ __all__ = [
     "is_run",
     "look_into",
     "may_be_of_a_run",
+    "open_one",
     "parts_of",
     "runs_in",
 ]
@@ -56,6 +58,26 @@ def find_checkpoints(root: str | os.PathLike[str], *, pattern: str | None = None
         The pattern is no regular expression.
     """
     return tuple(info for run in find_runs(root, pattern=pattern) for info in run.checkpoints)
+
+
+def open_one(path: Path, *, tag: str = "", narrow: bool = False) -> Checkpoint:
+    """Describe one checkpoint, as `open_checkpoint` does; where there are several, say so and name one.
+
+    Raises
+    ------
+    UsageError
+        It is a directory of several checkpoints.
+    CkptctlError
+        It cannot be read.
+    """
+    try:
+        return open_checkpoint(path, tag=tag, narrow=narrow)
+    except UnknownFormatError:
+        found = find_checkpoints(path) if path.is_dir() else ()
+        if not found:
+            raise
+        what = f"{path}: a directory of {counted(len(found), 'checkpoint')}, not one"
+        raise UsageError(what, hint=f"name one, such as {found[-1].path}") from None
 
 
 def find_runs(root: str | os.PathLike[str], *, pattern: str | None = None) -> tuple[Run, ...]:

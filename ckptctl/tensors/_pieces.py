@@ -49,7 +49,7 @@ class Pieces:
         return tuple(stride if size > 1 else 0 for stride, size in zip(strides, piece.shape, strict=True))
 
     def read(self, part: Part, out: npt.NDArray[Any]) -> None:
-        """Fill a contiguous array of `part.sizes` and of the tensor's `item` with values."""
+        """Fill an array of `part.sizes` and of the `item` of the tensor; if values are encoded, a contiguous one."""
         if part.piece.unpack or Encoding.LATIN1 in part.piece.encoding:
             self._copy(self._unpacked(part.piece), part.offset * self._width, part.strides, out)
         else:
@@ -59,7 +59,8 @@ class Pieces:
                 extent = span(target.shape, part.strides)
                 raw = part.piece.range.read(offset * self._width, extent * self._width)
                 self._copy(raw, 0, part.strides, target)
-        decode(out, self._tensor.dtype, part.piece.encoding, self._what(part.piece))
+        if part.piece.encoding:
+            decode(out, self._tensor.dtype, part.piece.encoding, self._what(part.piece))
 
     def drop(self, piece: Piece) -> None:
         """Forget what a piece unpacks to."""

@@ -119,7 +119,7 @@ class _Pair:
         import numpy as np
 
         a, b = self._a, self._b
-        delta = b - a
+        delta = self._delta()
         size = self._sizes(delta)
         whole = math.isfinite(float(size.sum()))
         ok = np.ones(len(a), np.bool_) if whole else self._elementwise(np.isfinite(a) & np.isfinite(b))
@@ -156,16 +156,25 @@ class _Pair:
         infinite = self._each((np.isinf(a) | np.isinf(b)) & (a != b)) & ~one & ~other
         return int(np.count_nonzero(one != other)), int(np.count_nonzero(infinite))
 
-    def _largest(self, sized: Array) -> float:
-        """Return the largest difference; of integers exactly."""
+    def _delta(self) -> Array:
+        """Return B less A; of integers worked out before they are rounded, without a sign."""
+        exact = self._exact()
+        return self._b - self._a if exact is None else exact.astype("<f8")
+
+    def _exact(self) -> Array | None:
+        """Return the absolute differences of integers of one type."""
         import numpy as np
 
         if not (self._same and is_integer(self._dtypes[0])):
-            return float(sized.max())
+            return None
         x, y = (integers(raw, self._dtypes[0]) for raw in self._raw)
-        unsigned = f"<u{x.itemsize}"
-        up = x > y
-        return int(np.where(up, x.view(unsigned) - y.view(unsigned), y.view(unsigned) - x.view(unsigned)).max())
+        up, unsigned = x > y, f"<u{x.itemsize}"
+        return np.where(up, x.view(unsigned) - y.view(unsigned), y.view(unsigned) - x.view(unsigned))
+
+    def _largest(self, sized: Array) -> float:
+        """Return the largest difference; of integers exactly."""
+        exact = self._exact()
+        return float(sized.max()) if exact is None else int(exact.max())
 
     def _ulps(self, different: Array) -> int | None:
         """Return how many numbers of the type lie between, at most."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -144,6 +144,36 @@ def nested(value: object, *, skip: str = "", most: int = 10_000) -> Iterator[obj
             if key != skip and id(inner) not in seen:
                 seen.add(id(inner))
                 todo.append(inner)
+
+
+def with_names(value: object, prefix: str) -> object:
+    """Return a value whose tensors are called by their names below `prefix`; a tensor by itself is called just that."""
+    alone = isinstance(value, TensorRef)
+    made: dict[int, object] = {}
+
+    def of(value: object) -> object:
+        if not isinstance(value, (dict, list, tuple, TensorRef, Described)):
+            return value
+        if id(value) not in made:
+            made[id(value)] = Elided("it holds itself")
+            made[id(value)] = inside(value)
+        return made[id(value)]
+
+    def inside(value: object) -> object:
+        match value:
+            case TensorRef(name=name, state=state):
+                return replace(value, name=prefix if alone else f"{prefix}.{name}", state=of(state))
+            case dict():
+                return {key: of(inner) for key, inner in value.items()}
+            case list():
+                return [of(inner) for inner in value]
+            case tuple():
+                return tuple(map(of, value))
+            case Described(args=args, state=state, items=items):
+                return replace(value, args=tuple(map(of, args)), state=of(state), items=of(items))
+        return value
+
+    return of(value)
 
 
 def text_items(items: Mapping[object, object]) -> Iterator[tuple[str, object]]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import UnsupportedError, UsageError, about, counted
-from ckptctl.layouts import open_checkpoint
-from ckptctl.model import Component, Severity
+from ckptctl.errors import UsageError, about
+from ckptctl.model import Component
 from ckptctl.ops.consolidate.beside import Copied, copy_files, files_to_copy
+from ckptctl.ops.consolidate.doubts import absent_names, check, doubts, ignored, ranks_of
 from ckptctl.ops.consolidate.source import source_of, without_tensors
 from ckptctl.rewrite.carry_out import carry_out, check_outputs
 from ckptctl.rewrite.joining import Cuts, joined
@@ -17,7 +17,7 @@ from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
-from ckptctl.tensors.coverage import uncovered
+from ckptctl.runs import open_one
 
 if TYPE_CHECKING:
     import os
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ckptctl.model import Checkpoint
 
 __all__ = ["ConsolidatePlan", "ConsolidateReport", "Cuts", "Options", "Wanted", "consolidate", "plan"]
-
-_MISSING = frozenset({"missing-file", "missing-item", "missing-block", "truncated", "unfinished"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class ConsolidatePlan:
             title=checkpoint.title,
             layout=checkpoint.layout,
             step=step.value if step else None,
-            ranks=len(checkpoint.files),
+            ranks=ranks_of(checkpoint),
             taken=parts[only].prefix if only else "",
             left_out={
                 component.value: sum(tensor.nbytes for tensor in part.tensors.values())
@@ -111,7 +109,7 @@ class ConsolidatePlan:
                 if only and component is not only and part.tensors
             },
             copied=tuple(one.target for one in self.copies),
-            ignored=_ignored(checkpoint),
+            ignored=ignored(checkpoint, (file.path for file in self.outputs.files)),
             output=output,
         )
 
@@ -141,26 +139,28 @@ def plan(path: Path, out: Path | None, wanted: Wanted, options: Options) -> Cons
     CkptctlError
         It is not whole, not sharded, or must not be written.
     """
-    checkpoint = open_checkpoint(path, tag=wanted.tag, narrow=wanted.narrow)
-    _check(path, checkpoint, wanted)
+    checkpoint = open_one(path, tag=wanted.tag, narrow=wanted.narrow)
+    check(path, checkpoint, tagged=bool(wanted.tag), narrow=wanted.narrow)
     part = checkpoint.parts.get(wanted.only) if wanted.only else None
     if wanted.only and part is None:
         there = ", ".join(component.value for component in checkpoint.parts) or "nothing"
         raise UsageError(f"{path}: it has no {wanted.only.value}", hint=f"it has {there}")
+    chosen = {component: one for component, one in checkpoint.parts.items() if wanted.only in (None, component)}
+    absent = absent_names(checkpoint)
     parts = {
         component: replace(
             one,
-            tensors=joined(path, one.tensors, wanted.cuts, prefix=one.prefix, compare=options.check),
+            tensors=joined(path, one.tensors, wanted.cuts, prefix=one.prefix, absent=absent, compare=options.check),
             values=without_tensors(one.values),
         )
-        for component, one in checkpoint.parts.items()
-        if wanted.only in (None, component)
+        for component, one in chosen.items()
     }
     target = _target(path, out)
     source = source_of(checkpoint, parts, everything=wanted.only is None)
     inner = replace(options, only=wanted.only)
     with about(path):
         prepared = prepare(source, inner, safetensors=target.suffix == SAFETENSORS)
+        prepared = replace(prepared, warnings=(*prepared.warnings, *doubts(checkpoint, chosen, parts, wanted.cuts)))
         outputs = lay_out(prepared, target, inner, shards={})
     nbytes = check_outputs(outputs, source.files, options)
     copies = files_to_copy(checkpoint, target.parent, force=options.force) if wanted.copy_files else ()
@@ -175,25 +175,6 @@ def plan(path: Path, out: Path | None, wanted: Wanted, options: Options) -> Cons
     )
 
 
-def _check(path: Path, checkpoint: Checkpoint, wanted: Wanted) -> None:
-    """Refuse what is not whole, naming files and tensors; and what there is nothing to consolidate of."""
-    if checkpoint.layout == "orbax":
-        raise UnsupportedError(f"{path}: a checkpoint of Orbax, whose arrays are not read")
-    if checkpoint.layout == "single-file":
-        raise UsageError(f"{path}: one file, not shards", hint=f"ckptctl convert {path}")
-    if wanted.tag and checkpoint.layout != "deepspeed":
-        raise UsageError(f"{path}: --tag chooses among states of DeepSpeed, of which this is none")
-    wrong = [one for one in checkpoint.findings if one.severity is Severity.ERROR]
-    if not wrong or wrong[0].slug not in _MISSING:
-        return
-    tensors = {name: tensor for part in checkpoint.parts.values() for name, tensor in part.tensors.items()}
-    lost = [name for name, tensor in tensors.items() if uncovered(tensor)]
-    what = f"; {counted(len(lost), 'tensor')} of {len(tensors)} are not whole, the first is {lost[0]}" if lost else ""
-    missing = ", ".join(dict.fromkeys(one.message for one in wrong[:4]))
-    more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-    raise UnsupportedError(f"{path}: {missing}{more}{what}", hint="nothing was written; ckptctl verify shows all of it")
-
-
 def _target(path: Path, out: Path | None) -> Path:
     """Return the file to write: by default one beside the directory that has its name."""
     whole = path.resolve() if path.name in ("", "..") else path
@@ -206,14 +187,3 @@ def _target(path: Path, out: Path | None) -> Path:
         known = " ".join((SAFETENSORS, *TORCH_SUFFIXES))
         raise UsageError(f"{out}: its suffix does not say in which format to write", hint=f"one of {known}")
     return out
-
-
-def _ignored(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return files of weights in the directory that are no part of the checkpoint."""
-    if not checkpoint.path.is_dir():
-        return ()
-    used = {one.range.file.path.name for one in checkpoint.files}
-    weights = (SAFETENSORS, *TORCH_SUFFIXES)
-    return tuple(
-        sorted(one.name for one in checkpoint.path.iterdir() if one.suffix in weights and one.name not in used)
-    )

@@ -44,12 +44,12 @@ def files_to_copy(checkpoint: Checkpoint, into: Path, *, force: bool) -> tuple[C
     found = [
         Copied(source=path, target=into / path.name)
         for path in sorted(directory.iterdir())
-        if _NAMES.fullmatch(path.name) and path.is_file()
+        if _NAMES.fullmatch(path.name) and path.is_file() and path.resolve() != (into / path.name).resolve()
     ]
     for one in found:
         if os.path.lexists(one.target) and not force:
             raise ExistsError(f"{one.target}: exists already", hint="--force replaces it")
-    return tuple(one for one in found if one.source.resolve() != one.target.resolve())
+    return tuple(found)
 
 
 def copy_files(copies: Iterable[Copied], *, force: bool) -> None:

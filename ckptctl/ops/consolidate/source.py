@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckptctl.model import Component
 from ckptctl.model.ties import recorded_ties
 from ckptctl.rewrite.source import Source
 from ckptctl.values import Described, TensorRef, as_mapping, nested
@@ -11,23 +13,66 @@ from ckptctl.values import Described, TensorRef, as_mapping, nested
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckptctl.model import Checkpoint, Component, Part
+    from ckptctl.model import Checkpoint, Part
 
 
 def source_of(checkpoint: Checkpoint, parts: Mapping[Component, Part], *, everything: bool) -> Source:
-    """Return what to rewrite. With `everything` plain values come along, under the keys at which they stand."""
-    tensors = {name: TensorRef(name=name) for part in parts.values() for name in part.tensors}
-    plain = {key: value for part in parts.values() for key, value in part.values.items() if key not in tensors}
+    """Return what to rewrite: tensors and plain values as one tree, nested as deep as the paths to components."""
     metadata = {key: text for one in checkpoint.files for key, text in one.metadata.items() if key != "format"}
-    ties = recorded_ties(metadata, tensors)
+    tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
+    plain = any(part.values for part in parts.values())
+    trees = {component: _tree(part) for component, part in parts.items()} if plain else {}
+    root: dict[object, object] = {}
+    for component, tree in trees.items():
+        _merge(root, _nested(parts[component].prefix, tree))
     return Source(
         path=checkpoint.path,
         files=checkpoint.files,
-        parts=parts,
-        values={**tensors, **plain} if everything and plain else None,
-        metadata=ties,
+        parts={
+            component: replace(part, values=_below(part, trees[component]) if part.values else {})
+            for component, part in parts.items()
+        },
+        values=root if everything and plain else None,
+        metadata=recorded_ties(metadata, tensors),
         findings=checkpoint.findings,
     )
+
+
+def _tree(part: Part) -> dict[object, object]:
+    """Return what stands below the prefix of a component: its tensors by what is left of their names, and values."""
+    tree: dict[object, object] = {}
+    for name in part.tensors:
+        cut = name.removeprefix(f"{part.prefix}.") if part.prefix else name
+        head, dot, rest = cut.partition(".")
+        flat = part.prefix or part.component is Component.MODEL or not dot
+        _merge(tree, {cut: TensorRef(name=name)} if flat else {head: {rest: TensorRef(name=name)}})
+    for key, value in part.values.items():
+        if key == part.prefix and isinstance(value, dict):
+            _merge(tree, value)
+        elif key not in part.tensors:
+            _merge(tree, {key: value})
+    return tree
+
+
+def _below(part: Part, tree: dict[object, object]) -> dict[str, object]:
+    """Return the values of a component under the keys at which they are looked for."""
+    return {part.prefix: tree} if part.prefix else {str(key): value for key, value in tree.items()}
+
+
+def _nested(prefix: str, tree: dict[object, object]) -> dict[object, object]:
+    for step in reversed(prefix.split(".") if prefix else ()):
+        tree = {step: tree}
+    return tree
+
+
+def _merge(into: dict[object, object], more: Mapping[object, object]) -> None:
+    """Add values to a tree; where both have a dict, what is in them."""
+    for key, value in more.items():
+        known = into.get(key)
+        if isinstance(known, dict) and isinstance(value, dict):
+            _merge(known, value)
+        else:
+            into.setdefault(key, dict(value) if isinstance(value, dict) else value)
 
 
 def without_tensors(values: Mapping[str, object]) -> dict[str, object]:
