@@ -113,48 +113,68 @@ class _Pair:
         found: Array = np.repeat(flags.reshape(-1, 2).all(axis=1), 2) if self._pairs else flags
         return found
 
-    def _apart(  # one story, told in order
-        self, different: Array, each: Array, changed: int, tolerance: Tolerance | None, power: int
-    ) -> Part:
+    def _apart(self, different: Array, each: Array, changed: int, tolerance: Tolerance | None, power: int) -> Part:
         import numpy as np
 
         a, b = self._a, self._b
         delta = self._delta()
         size = self._sizes(delta)
-        whole = math.isfinite(float(size.sum()))
-        ok = np.ones(len(a), np.bool_) if whole else self._elementwise(np.isfinite(a) & np.isfinite(b))
+        total = float(size.sum())
+        if not math.isfinite(total):
+            return self._partly(different, each, changed, tolerance, power)
+        found = Part(numel=self._numel, finite=self._numel, sums=_sums(a, b, delta, power), changed=changed)
+        found.size, found.max_abs = total, self._largest(size)
+        found.signs = self._signs(None)
+        found.ulps = self._ulps(None)
+        self._worst(found, None, size, each)
+        if tolerance:
+            found.beyond = int(np.count_nonzero(size > self._close(tolerance, a)))
+        return found
+
+    def _partly(self, different: Array, each: Array, changed: int, tolerance: Tolerance | None, power: int) -> Part:
+        """Compare where some numbers are not finite; those have counts of their own."""
+        import numpy as np
+
+        a, b = self._a, self._b
+        ok = self._elementwise(np.isfinite(a) & np.isfinite(b))
         usable = ok if not self._pairs else ok[::2]
-        nan, infinite = (0, 0) if whole else self._lost(a, b)
+        nan_a, nan_b = self._each(np.isnan(a)), self._each(np.isnan(b))
+        infinite = self._each((np.isinf(a) | np.isinf(b)) & (a != b)) & ~nan_a & ~nan_b
+        sized = np.where(usable, self._sizes(self._delta()), 0)
         found = Part(
-            numel=self._numel, finite=int(np.count_nonzero(usable)), changed=changed, nan=nan, infinite=infinite,
-            sums=_sums(a, b, delta, None if whole else ok, power),
+            numel=self._numel, finite=int(np.count_nonzero(usable)), sums=_sums(a[ok], b[ok], (b - a)[ok], power),
+            changed=changed, nan=int(np.count_nonzero(nan_a != nan_b)), infinite=int(np.count_nonzero(infinite)),
         )  # fmt: skip
-        sized = np.where(usable, size, 0)
-        found.size = float(sized.sum())
-        found.max_abs = self._largest(sized)
-        found.signs = int(np.count_nonzero(self._each((np.signbit(a) != np.signbit(b)) & ~np.isnan(a) & ~np.isnan(b))))
+        found.size, found.max_abs = float(sized.sum()), self._largest(sized)
+        found.signs = self._signs(~(nan_a | nan_b))
         found.ulps = self._ulps(different & ok)
         self._worst(found, each & ~usable, sized, each)
         if tolerance:
-            rtol, atol = tolerance.of(*self._dtypes)
-            far = sized > atol + rtol * self._sizes(np.where(ok, a, 0))
-            both = self._each(np.isnan(a)) & self._each(np.isnan(b))
-            found.beyond = int(np.count_nonzero(far | (each & ~usable & ~both)))
+            far = sized > self._close(tolerance, np.where(ok, a, 0))
+            found.beyond = int(np.count_nonzero(far | (each & ~usable & ~(nan_a & nan_b))))
         return found
+
+    def _close(self, tolerance: Tolerance, a: Array) -> Array:
+        rtol, atol = tolerance.of(*self._dtypes)
+        return atol + rtol * self._sizes(a)
+
+    def _signs(self, numbers: Array | None) -> int:
+        """Count elements whose sign changed, among those that are numbers; None if all are."""
+        import numpy as np
+
+        one, other = self._codes
+        if self._same and real(self._dtypes[0]) in FLOATS:
+            turned = (one ^ other) >> one.dtype.type(8 * one.itemsize - 1)
+        else:
+            turned = np.signbit(self._a) != np.signbit(self._b)
+        turned = self._each(turned)
+        return int(np.count_nonzero(turned if numbers is None else turned.astype(np.bool_) & numbers))
 
     def _sizes(self, values: Array) -> Array:
         import numpy as np
 
         found: Array = np.hypot(values[::2], values[1::2]) if self._pairs else np.abs(values)
         return found
-
-    def _lost(self, a: Array, b: Array) -> tuple[int, int]:
-        """Count elements that became NaN or ceased to be; and those that became infinite, or another infinity."""
-        import numpy as np
-
-        one, other = self._each(np.isnan(a)), self._each(np.isnan(b))
-        infinite = self._each((np.isinf(a) | np.isinf(b)) & (a != b)) & ~one & ~other
-        return int(np.count_nonzero(one != other)), int(np.count_nonzero(infinite))
 
     def _delta(self) -> Array:
         """Return B less A; of integers worked out before they are rounded, without a sign."""
@@ -169,35 +189,35 @@ class _Pair:
             return None
         x, y = (integers(raw, self._dtypes[0]) for raw in self._raw)
         up, unsigned = x > y, f"<u{x.itemsize}"
-        return np.where(up, x.view(unsigned) - y.view(unsigned), y.view(unsigned) - x.view(unsigned))
+        found: Array = np.where(up, x.view(unsigned) - y.view(unsigned), y.view(unsigned) - x.view(unsigned))
+        return found
 
     def _largest(self, sized: Array) -> float:
         """Return the largest difference; of integers exactly."""
         exact = self._exact()
         return float(sized.max()) if exact is None else int(exact.max())
 
-    def _ulps(self, different: Array) -> int | None:
-        """Return how many numbers of the type lie between, at most."""
+    def _ulps(self, among: Array | None) -> int | None:
+        """Return how many numbers of the type lie between, at most; of elements `among` all, None if of all."""
         import numpy as np
 
         if self._coded is None or real(self._coded) not in FLOATS:
             return None
-        one, other = self._codes[0][different], self._codes[1][different]
+        one, other = self._codes if among is None else (self._codes[0][among], self._codes[1][among])
         if not len(one):
             return 0
-        wide = "<u8" if one.itemsize > 2 else "<u4"
-        if self._coded.name == "F8_E8M0":
-            m, n = one.astype(wide), other.astype(wide)
-            return int(np.where(m > n, m - n, n - m).max())
-        top = one.dtype.type(1 << (8 * one.itemsize - 1))
-        m, n = (one & ~top).astype(wide), (other & ~top).astype(wide)
+        if one.itemsize < 8:
+            delta = _ordered(other, self._coded) - _ordered(one, self._coded)
+            return int(max(delta.max(), -delta.min()))
+        top = one.dtype.type(1 << 63)
+        m, n = one & ~top, other & ~top
         return int(np.where((one ^ other) & top, m + n, np.where(m > n, m - n, n - m)).max())
 
-    def _worst(self, found: Part, lost: Array, sized: Array, each: Array) -> None:
+    def _worst(self, found: Part, lost: Array | None, sized: Array, each: Array) -> None:
         """Note the element that is farthest off; one that is not finite before all others."""
         import numpy as np
 
-        if lost.any():
+        if lost is not None and lost.any():
             found.worst, found.worst_rank = int(np.argmax(lost)), math.inf
         elif found.max_abs > 0:
             found.worst = int(np.argmax(sized))
@@ -232,9 +252,20 @@ def _equal(a: Array, numel: int, power: int, elementwise: Any) -> Part:
     return Part(numel=numel, finite=int(np.count_nonzero(ok)) * numel // len(a), sums=(square, square, 0.0, square))
 
 
-def _sums(a: Array, b: Array, delta: Array, ok: Array | None, power: int) -> tuple[float, float, float, float]:
-    if ok is not None:
-        a, b, delta = a[ok], b[ok], delta[ok]
+def _ordered(bits: Array, dtype: DType) -> Array:
+    """Return numbers that are one apart for neighbours: the bits without the sign, negative ones turned around."""
+    wide = "<i8" if bits.itemsize > 2 else "<i4"
+    if dtype.name == "F8_E8M0":
+        return bits.astype(wide)
+    signed = bits.view(f"<i{bits.itemsize}").astype(wide)
+    negative = signed >> (8 * signed.itemsize - 1)
+    signed &= (1 << (8 * bits.itemsize - 1)) - 1
+    signed ^= negative
+    signed -= negative
+    return signed
+
+
+def _sums(a: Array, b: Array, delta: Array, power: int) -> tuple[float, float, float, float]:
     if power:  # the difference itself may have overflowed
         delta = b * 2.0**power - a * 2.0**power
     return _dot(a, a, power), _dot(b, b, power), _dot(delta, delta, 0), _dot(a, b, power)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ckptctl.model import DType, TensorInfo
 
-_PART = 1 << 15
+_PART = 1 << 14
 """Elements looked at together, so that what is worked out of them stays in the cache."""
 
 
