@@ -117,6 +117,11 @@ def _only_tensors(value: object) -> int:
     return count
 
 
+def inline_value(value: object) -> str:
+    """Return the text of a value on one line; of a container that does not fit, how much is in it."""
+    return _inline(value) or f"{{{plural(sum(1 for _ in children(value)), 'value')}}}"
+
+
 def _inline(value: object) -> str | None:
     """Return the text of a value that fits on one line."""
     match value:

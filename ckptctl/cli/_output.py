@@ -15,7 +15,8 @@ from ckptctl.cli._text import escape
 from ckptctl.values import State, as_json
 
 _ASCII = str.maketrans({"·": "|", "–": "-", "×": "x", "…": "...", "├": "|", "─": "-", "└": "`", "│": "|",
-                        "✓": "+", "✗": "x", "→": "->"})  # fmt: skip
+                        "✓": "+", "✗": "x", "→": "->",
+                        "Δ": "d", "█": "#", **dict.fromkeys("▏▎▍▌▋▊▉", "")})  # fmt: skip
 _GAP = "   "
 _MIN_NAME, _MIN_LAST = 24, 16
 

@@ -17,7 +17,7 @@ import typer
 from ckptctl import __version__
 from ckptctl.cli._errors import guarded, mute
 
-COMMANDS = ("inspect", "verify", "convert", "prune", "consolidate")
+COMMANDS = ("inspect", "verify", "convert", "prune", "consolidate", "diff")
 
 
 def program(names: Sequence[str] = COMMANDS) -> typer.Typer:

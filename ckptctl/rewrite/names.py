@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ckptctl.rewrite.options import Options
 
 
-def parse_rename(text: str) -> tuple[re.Pattern[str], str]:
-    """Read ``REGEX=REPL``, divided at the last ``=``.
+def parse_rename(text: str, *, option: str = "--rename") -> tuple[re.Pattern[str], str]:
+    """Read ``REGEX=REPL``, divided at the last ``=``; `option` is called so in what is said of it.
 
     Raises
     ------
@@ -24,14 +24,14 @@ def parse_rename(text: str) -> tuple[re.Pattern[str], str]:
     """
     pattern, mark, replacement = text.rpartition("=")
     if not mark or not pattern:
-        raise UsageError(f"--rename {text}: not of the form REGEX=REPL")
+        raise UsageError(f"{option} {text}: not of the form REGEX=REPL")
     try:
         compiled = re.compile(pattern)
         re.compile(f"(?:{pattern})|").sub(replacement, "")
     except re.error as error:
-        raise UsageError(f"--rename {text}: {error}") from None
+        raise UsageError(f"{option} {text}: {error}") from None
     except IndexError:
-        raise UsageError(f"--rename {text}: the replacement names a group that is not there") from None
+        raise UsageError(f"{option} {text}: the replacement names a group that is not there") from None
     return compiled, replacement
 
 

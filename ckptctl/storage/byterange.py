@@ -110,6 +110,11 @@ class LocalFile:
         self._identity: tuple[int, ...] = ()
         self.size = self._open().st_size
 
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Device and number of the file, its size in bytes and time in nanoseconds: equal for names of one file."""
+        return self._identity
+
     def range(self) -> ByteRange:
         """Return the whole file as a byte range."""
         return ByteRange(file=self, offset=0, length=self.size)

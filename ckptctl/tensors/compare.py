@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptctl.storage import LocalFile
 from ckptctl.tensors.stream import Stream, equal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
-    from ckptctl.model import TensorInfo
+    from ckptctl.model import Piece, TensorInfo
 
 
 def same_bytes(one: TensorInfo, other: TensorInfo, progress: Callable[[int], None] = lambda _: None) -> bool:
@@ -25,3 +26,17 @@ def same_bytes(one: TensorInfo, other: TensorInfo, progress: Callable[[int], Non
         if not equal(left.take(count), right.take(count)):
             return False
         progress(count)
+
+
+def same_place(one: TensorInfo, other: TensorInfo) -> bool:
+    """Whether two tensors are the same bytes of the same file on disk, read in the same way."""
+    here, there = [_place(piece) for piece in one.pieces], [_place(piece) for piece in other.pieces]
+    return bool(here) and None not in here and here == there and one.dtype is other.dtype and one.shape == other.shape
+
+
+def _place(piece: Piece) -> Hashable:
+    file = piece.range.file
+    if not isinstance(file, LocalFile):
+        return None
+    shape = (piece.offsets, piece.shape, piece.strides, piece.encoding)
+    return (file.identity, piece.range.offset, piece.range.length, *shape)

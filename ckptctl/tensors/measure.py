@@ -22,23 +22,28 @@ _PART = 1 << 14
 class Measures:
     """How B differs from A, element by element; of complex numbers absolute values count.
 
-    `changed` counts elements whose bits differ (of other types: once the wider one is rounded to the narrower);
-    `beyond` those that are not close, None if that was not asked. `max_abs` and `mean_abs` are the largest and the mean
-    absolute difference of what is finite in both; `norm_a`, `norm_b` and `norm_delta` the square roots of the sums of
-    squares of those. `worst` is the index of the element that is farthest off, one that became NaN or infinite, or
-    ceased to be, before all others. `ulps` is how many representable numbers lie between, at most; None for what is no
-    floating type. `signs`, `nan` and `infinite` count elements whose sign, or being NaN or infinite, changed.
+    `changed` counts elements whose bits differ (of other types: once the wider one is rounded to the narrower), `share`
+    is their part of all; `beyond` counts those that are not close, None if that was not asked. `max_abs` and `mean_abs`
+    are the largest and the mean absolute difference of what is finite in both; `norm_a`, `norm_b` and `norm_delta` the
+    square roots of the sums of squares of those; `relative_l2` is the norm of the difference over that of A, `cosine`
+    None where a norm is 0, and `snr_db` the ratio of A to the difference in decibel. `worst` is the index of the
+    element that is farthest off, one that became NaN or infinite, or ceased to be, before all others. `ulps` is
+    how many representable numbers lie between, at most; None for what is no floating type. `signs`, `nan` and
+    `infinite` count elements whose sign, or being NaN or infinite, changed.
     """
 
     numel: int
     changed: int
+    share: float
     beyond: int | None
     max_abs: float
     mean_abs: float
     norm_a: float
     norm_b: float
     norm_delta: float
+    relative_l2: float
     cosine: float | None
+    snr_db: float
     worst: tuple[int, ...]
     worst_a: float | str
     worst_b: float | str
@@ -46,22 +51,6 @@ class Measures:
     signs: int
     nan: int
     infinite: int
-
-    @property
-    def share(self) -> float:
-        """Which part of the elements changed, from 0 to 1."""
-        return self.changed / self.numel
-
-    @property
-    def relative(self) -> float:
-        """The norm of the difference over that of A (relative L2)."""
-        return _ratio(self.norm_delta, self.norm_a)
-
-    @property
-    def snr(self) -> float:
-        """The ratio of signal to noise, A to the difference, in decibel; infinite if there is no finite difference."""
-        relative = self.relative
-        return math.inf if not relative else -math.inf if math.isinf(relative) else -20 * math.log10(relative)
 
 
 @dataclass(slots=True)
@@ -164,15 +153,19 @@ def _measures(found: _Sums, shape: tuple[int, ...], power: int, tolerance: Toler
     scale = 2.0**-power
     a2, b2, d2, ab = found.sums
     norms = math.sqrt(a2) * math.sqrt(b2)
+    relative = _ratio(math.sqrt(d2), math.sqrt(a2))
     return Measures(
         numel=found.numel,
         changed=found.changed,
+        share=found.changed / found.numel if found.numel else 0.0,
         beyond=found.beyond if tolerance else None,
         max_abs=max(found.max_abs, 0),
         mean_abs=found.size / found.finite if found.finite else 0.0,
         norm_a=math.sqrt(a2) * scale,
         norm_b=math.sqrt(b2) * scale,
         norm_delta=math.sqrt(d2) * scale,
+        relative_l2=relative,
+        snr_db=math.inf if not relative else -math.inf if math.isinf(relative) else -20 * math.log10(relative),
         cosine=ab / norms if norms and math.isfinite(norms) else None,
         worst=_index(found.worst, shape) if found.worst >= 0 else (),
         worst_a=found.worst_a,

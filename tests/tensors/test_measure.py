@@ -114,9 +114,9 @@ def test_large_tensors_in_many_parts(name, tmp_path):
     assert (found.worst_a, found.worst_b) == (1, 9)
     assert found.changed == int((a != b).sum())
     assert found.share == found.changed / a.numel()
-    assert found.relative == pytest.approx(float((y - x).norm() / x.norm()), rel=1e-9)
+    assert found.relative_l2 == pytest.approx(float((y - x).norm() / x.norm()), rel=1e-9)
     assert found.cosine == pytest.approx(float((x * y).sum() / x.norm() / y.norm()), rel=1e-9)
-    assert found.snr == pytest.approx(float(10 * torch.log10(x.norm() ** 2 / (y - x).norm() ** 2)), rel=1e-9)
+    assert found.snr_db == pytest.approx(float(10 * torch.log10(x.norm() ** 2 / (y - x).norm() ** 2)), rel=1e-9)
     assert found.mean_abs == pytest.approx(float((y - x).abs().mean()), rel=1e-9)
 
 
@@ -157,7 +157,7 @@ def test_sums_of_squares_neither_overflow_nor_vanish(size, delta, tmp_path):
     b = a + torch.tensor([delta, 0, 0], dtype=torch.float64)
     found = measure(of_torch(a, tmp_path), of_torch(b, tmp_path))
     assert found.norm_a == pytest.approx(size * 1.5, rel=1e-12)
-    assert found.relative == pytest.approx(float(b[0] - a[0]) / (size * 1.5), rel=1e-9)
+    assert found.relative_l2 == pytest.approx(float(b[0] - a[0]) / (size * 1.5), rel=1e-9)
     assert found.cosine == pytest.approx(1.0)
 
 
@@ -170,9 +170,9 @@ def test_nothing_finite_changed(tmp_path):
     assert math.isnan(found.worst_a)
     assert found.worst_b == 2
     assert found.max_abs == 0
-    assert found.snr == math.inf
+    assert found.snr_db == math.inf
     same = measure(one, one)
-    assert (same.changed, same.relative, same.cosine, same.worst) == (0, 0.0, pytest.approx(1.0), ())
+    assert (same.changed, same.relative_l2, same.cosine, same.worst) == (0, 0.0, pytest.approx(1.0), ())
 
 
 NARROWING = [(a, b) for a in ("F64", "F32", "F16", "BF16") for b in ("F32", "F16", "BF16", *FLOATS[4:]) if a != b]

@@ -1,0 +1,183 @@
+"""What changed between two checkpoints: structure, values of tensors, plain values. Nothing is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptctl.ops.diff.beside import byte_identical, metadata_differences, notes
+from ckptctl.ops.diff.modules import roll_up
+from ckptctl.ops.diff.options import Options
+from ckptctl.ops.diff.pairing import Pairs, pair_by_bytes, pair_by_name
+from ckptctl.ops.diff.report import DiffReport, Kind, ModuleDiff, Renaming, Side, TensorDiff, TensorLine, TieDiff
+from ckptctl.ops.diff.sides import Opened, open_side
+from ckptctl.ops.diff.work import compare_all
+from ckptctl.values.compare import ValueDiff, count_plain, value_differences
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ckptctl.model import TensorInfo
+    from ckptctl.ops.diff.sides import Key
+
+__all__ = [
+    "Comparison", "DiffReport", "Kind", "ModuleDiff", "Options", "Renaming", "Side", "TensorDiff", "TensorLine",
+    "TieDiff", "ValueDiff", "diff", "open_both",
+]  # fmt: skip
+
+
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    options: Options | None = None,
+    depth: int | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> DiffReport:
+    """Compare two checkpoints of whatever formats and layouts.
+
+    Parameters
+    ----------
+    options
+        What to compare, and what counts as equal.
+    depth
+        Down to how many names modules are told apart in the roll-up.
+    progress
+        Is told of every number of bytes read of each side.
+
+    Raises
+    ------
+    CkptctlError
+        One of them cannot be read, or is not whole; the class says which.
+    """
+    return open_both(Path(a), Path(b), options or Options()).report(progress, depth=depth)
+
+
+def open_both(a: Path, b: Path, options: Options) -> Comparison:
+    """Open both sides, and put together what belongs together by name. No tensor is read."""
+    one, other = open_side(a, options, first=True), open_side(b, options, first=False)
+    same = not options.rename and a.samefile(b)
+    pairs = pair_by_name(one.tensors, other.tensors, stored=not options.rename)
+    return Comparison(a=one, b=other, options=options, pairs=pairs, same_file=same)
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """Two opened checkpoints, to be compared."""
+
+    a: Opened
+    b: Opened
+    options: Options
+    pairs: Pairs
+    same_file: bool
+    _read: int = field(default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of each side there are to read."""
+        return 0 if self.same_file else sum(pair.a.nbytes for pair in self.pairs.found)
+
+    def report(self, progress: Callable[[int], None] = lambda _: None, *, depth: int | None = None) -> DiffReport:
+        """Compare them.
+
+        Raises
+        ------
+        CkptctlError
+            A file was changed meanwhile.
+        """
+
+        def advance(count: int) -> None:
+            self._read += count
+            progress(count)
+
+        values = list(self._values())
+        metadata = tuple(metadata_differences(self.a.checkpoint, self.b.checkpoint))
+        ties = tuple(self._ties())
+        apart = any(tie.known for tie in ties)
+        early = self.options.first and bool(values or metadata or apart or self.pairs.left_a or self.pairs.left_b)
+        if not early and not self.same_file:
+            pair_by_bytes(self.pairs, advance)
+        diffs, compared, complete = self._tensors(advance, stopped=early)
+        shown = tuple(one for one in diffs if self.options.all or one.kind is not Kind.EQUAL)
+        changed = [one for one in diffs if one.values_changed]
+        structure = bool(self.pairs.left_a or self.pairs.left_b or self.pairs.edits or apart or values or metadata)
+        equal = not structure and not any(one.different or one.kind is Kind.UNREAD for one in diffs)
+        return DiffReport(
+            a=self.a.side(),
+            b=self.b.side(),
+            equal=equal,
+            complete=complete,
+            same_file=self.same_file,
+            byte_identical=byte_identical(self.a.checkpoint, self.b.checkpoint)
+            if equal and not self.same_file
+            else None,
+            compared=compared,
+            unchanged=compared - sum(one.kind is not Kind.EQUAL for one in diffs),
+            values_compared=sum(count_plain(dict(one)) for one in self.b.values.values()),
+            tensors=shown,
+            only_a=_lines(self.pairs.left_a, self.a),
+            only_b=_lines(self.pairs.left_b, self.b),
+            renamed=self.pairs.renamings(),
+            ties=ties,
+            values=tuple(values),
+            metadata=metadata,
+            modules=roll_up(changed, (pair.key_b for pair in self.pairs.found), depth),
+            notes=tuple(notes(self.a.checkpoint, self.b.checkpoint, equal=equal)),
+            read=self._read,
+        )
+
+    def _tensors(self, advance: Callable[[int], None], *, stopped: bool) -> tuple[list[TensorDiff], int, bool]:
+        """Compare tensors; return those to speak of, how many were compared, and whether that was all."""
+        diffs: list[TensorDiff] = []
+        if stopped:
+            return diffs, 0, False
+        if self.same_file:
+            return diffs, len(self.pairs.found), True
+        count = 0
+        for one in compare_all(self.pairs.found, self.options, advance):
+            count += 1
+            if self.options.all or one.kind is not Kind.EQUAL:
+                diffs.append(one)
+            if self.options.first and one.different:
+                return diffs, count, count == len(self.pairs.found)
+        return diffs, count, True
+
+    def _identical(self, *, equal: bool) -> bool | None:
+        return byte_identical(self.a.checkpoint, self.b.checkpoint) if equal and not self.same_file else None
+
+    def _values(self) -> Iterator[ValueDiff]:
+        a, b = self.a.values, self.b.values
+        for component in {**a, **b}:
+            prefix = self.b.prefixes.get(component) or self.a.prefixes.get(component) or ""
+            for found in value_differences(a.get(component, {}), b.get(component, {})):
+                path = f"{prefix}.{found.path}" if prefix else found.path
+                yield ValueDiff(path=path, a=found.a, b=found.b, only=found.only)
+
+    def _ties(self) -> Iterator[TieDiff]:
+        """Yield names that are tied on one side, and are there and apart on the other."""
+        to_a = {pair.key_b: pair.key_a for pair in self.pairs.found}
+        to_b = {pair.key_a: pair.key_b for pair in self.pairs.found}
+        for here, across, there_side, made in ((self.a, to_b, self.b, False), (self.b, to_a, self.a, True)):
+            group_of = {key: number for number, group in enumerate(there_side.ties) for key in group}
+            for group in here.ties:
+                there = [across[key] for key in group if key in across]
+                if len({group_of.get(key, key) for key in there}) > 1:
+                    names = tuple(key[1] for key in (group if made else there))
+                    yield TieDiff(names=names, made=made, known=there_side.holds_ties)
+
+
+def _lines(left: Mapping[Key, TensorInfo], side: Opened) -> tuple[TensorLine, ...]:
+    tied = {key: group for group in side.ties for key in group}
+    return tuple(
+        TensorLine(
+            name=name,
+            component=component,
+            dtype=one.dtype.name,
+            shape=one.shape,
+            nbytes=one.nbytes,
+            tied=next((key[1] for key in tied.get((component, name), ()) if key not in left), ""),
+        )
+        for (component, name), one in left.items()
+    )

@@ -1,0 +1,98 @@
+"""What lies beside the tensors: texts in metadata, digests on record, and the bytes of the files themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptctl.checks.digests import recorded_for, sums_of
+from ckptctl.errors import CkptctlError
+from ckptctl.model.ties import recorded_ties
+from ckptctl.storage import LocalFile
+from ckptctl.values import VALUES_KEY, is_module
+from ckptctl.values.compare import ValueDiff, value_differences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptctl.model import Checkpoint, Contents
+
+_SILENT = frozenset({"format", VALUES_KEY, "total_size", "total_parameters", "DCP_SHARDING_INFO", "DCP_VERSION"})
+"""Keys that say how a file is made, not what is in it."""
+_BLOCK = 1 << 20
+
+
+def metadata_differences(a: Checkpoint, b: Checkpoint) -> Iterator[ValueDiff]:
+    """Yield texts in metadata that differ, if both sides are of a format that has some."""
+    if all(any(one.format == "safetensors" for one in side.files) for side in (a, b)):
+        yield from value_differences(_texts(a), _texts(b))
+
+
+def _texts(side: Checkpoint) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for contents in side.files:
+        ties = recorded_ties(contents.metadata, contents.tensors)
+        found |= {key: text for key, text in contents.metadata.items() if key not in _SILENT and key not in ties}
+    return found
+
+
+def notes(a: Checkpoint, b: Checkpoint, *, equal: bool) -> Iterator[str]:
+    """Yield what was not compared, and what digests on record say."""
+    modules = [any(is_module(one.values) for one in side.files) for side in (a, b)]
+    if modules[0] != modules[1]:
+        yield f"{'A' if modules[0] else 'B'} is a whole module: its tensors were compared, its program was not"
+    yield from _on_digests(a, b, equal=equal)
+
+
+def _on_digests(a: Checkpoint, b: Checkpoint, *, equal: bool) -> Iterator[str]:
+    """Yield what digests on record say, which nobody has checked here."""
+    try:
+        one, other = _recorded(a), _recorded(b)
+    except CkptctlError:
+        return  # `verify` says what is wrong with them
+    if one and other:
+        agree = "agree" if one == other else "differ"
+        but = "" if one == other or not equal else ", though what the files hold is equal"
+        yield f"the digests on record {agree} (sha256 {one[:8]}… and {other[:8]}…){but}; bytes were compared too"
+
+
+def _recorded(side: Checkpoint) -> str:
+    """Return the digest on record for a checkpoint that is one file; empty if there is none."""
+    file = _only(side)
+    if file is None:
+        return ""
+    names = tuple(path.name for path in file.path.parent.iterdir())
+    found = recorded_for(file.path, names, sums_of(file.path.parent, names))
+    return next((one.digest.lower() for one in found if one.digest and not one.shared), "")
+
+
+def _only(side: Checkpoint) -> LocalFile | None:
+    file = side.files[0].range.file if len(side.files) == 1 else None
+    return file if isinstance(file, LocalFile) and side.path.is_file() else None
+
+
+def byte_identical(a: Checkpoint, b: Checkpoint) -> bool | None:
+    """Whether two files whose tensors are equal are so byte by byte; None if they are not one file each."""
+    one, other = _only(a), _only(b)
+    if one is None or other is None:
+        return None
+    if one.size != other.size or _places(a.files[0]) != _places(b.files[0]):
+        return False
+    at = 0
+    for start, length in [*_places(a.files[0]), (one.size, 0)]:
+        while at < start:
+            count = min(start - at, _BLOCK)
+            if one.pread(count, at) != other.pread(count, at):
+                return False
+            at += count
+        at = max(at, start + length)
+    return True
+
+
+def _places(contents: Contents) -> list[tuple[int, int]]:
+    """Return where tensors lie that are stored as they are."""
+    return sorted(
+        (piece.range.offset, piece.range.length)
+        for tensor in contents.tensors.values()
+        for piece in tensor.pieces
+        if not piece.encoding and piece.strides is None and not piece.unpack and not piece.inner
+    )

@@ -1,0 +1,136 @@
+"""The two sides of a comparison: each a checkpoint that is whole, its tensors under the names that are compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CorruptError
+from ckptctl.model import Component, Severity
+from ckptctl.model.ties import recorded_ties, tied_groups
+from ckptctl.ops.diff.report import Side
+from ckptctl.rewrite.names import new_names
+from ckptctl.rewrite.options import Options as Naming
+from ckptctl.runs import open_one
+from ckptctl.values import Numbers, Span, as_mapping, nested, text_items
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ckptctl.model import Checkpoint, Finding, Part, TensorInfo
+    from ckptctl.ops.diff.options import Options
+
+    Key = tuple[Component, str]
+
+
+_TIES = frozenset({"torch-zip", "torch-legacy", "torch-script", "pickle"})
+"""Formats in which two names can be the same bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A side: its tensors by component and name, its plain values by component, and what led to those."""
+
+    checkpoint: Checkpoint
+    tensors: Mapping[Key, TensorInfo]
+    values: Mapping[Component, Mapping[str, object]]
+    prefixes: Mapping[Component, str]
+    ties: tuple[tuple[Key, ...], ...]
+
+    @property
+    def holds_ties(self) -> bool:
+        """Whether its files could say that two names are the same bytes."""
+        return any(one.format in _TIES for one in self.checkpoint.files)
+
+    def side(self) -> Side:
+        """Describe it for the report."""
+        one = self.checkpoint
+        return Side(
+            path=one.path,
+            title=one.title,
+            layout=one.layout,
+            step=one.step,
+            tensors=len(self.tensors),
+            components=Counter(component for component, _ in self.tensors),
+            nbytes=sum(tensor.nbytes for tensor in self.tensors.values()),
+        )
+
+
+def open_side(path: Path, options: Options, *, first: bool) -> Opened:
+    """Open a side; names of the `first` one are changed so that they are those of the other.
+
+    Raises
+    ------
+    CorruptError
+        It is not whole: what is missing could not be compared.
+    CkptctlError
+        It cannot be read; or two tensors would have one name.
+    """
+    checkpoint = open_one(path)
+    every = (*checkpoint.findings, *(finding for one in checkpoint.files for finding in one.findings))
+    wrong = [finding for finding in every if finding.severity is Severity.ERROR]
+    if wrong:
+        raise CorruptError(f"{path}: {_said(wrong, path)}", hint="ckptctl verify shows all that is wrong with it")
+    lists = _lists(checkpoint)
+    naming = Naming(strip_prefix=options.strip_prefix, rename=options.rename if first else ())
+    tensors: dict[Key, TensorInfo] = {}
+    values: dict[Component, Mapping[str, object]] = {}
+    for component, part in checkpoint.parts.items():
+        if options.only not in (None, component):
+            continue
+        there = _with_recorded_ties(checkpoint, part)
+        for name, new in new_names(path, there, naming, prefix=part.prefix).items():
+            if options.takes(new) and not (lists and _places(there[name]) <= lists):
+                tensors[component, new] = there[name]
+        if not (options.include or options.exclude):
+            values[component] = _below_prefix(part)
+    prefixes = {
+        component: part.prefix if values.get(component) is not part.values else ""
+        for component, part in checkpoint.parts.items()
+    }
+    return Opened(checkpoint=checkpoint, tensors=tensors, values=values, prefixes=prefixes, ties=_ties(tensors))
+
+
+def _with_recorded_ties(checkpoint: Checkpoint, part: Part) -> dict[str, TensorInfo]:
+    """Return the tensors of a component, those among them that are only recorded as tied to one that is stored."""
+    found = dict(part.tensors)
+    for contents in checkpoint.files:
+        for name, kept in recorded_ties(contents.metadata, part.tensors).items() if contents.metadata else ():
+            found[name] = replace(part.tensors[kept], name=name)
+    return found
+
+
+def _lists(checkpoint: Checkpoint) -> frozenset[tuple[int, int]]:
+    """Return where long lists and texts lie that are plain values, though a safetensors file holds them as tensors."""
+    roots = [one.values for one in checkpoint.files if one.format == "safetensors" and one.values is not None]
+    every = (value for root in roots for value in nested(root, most=1 << 60))
+    return frozenset((id(one.range.file), one.range.offset) for one in every if isinstance(one, (Numbers, Span)))
+
+
+def _places(tensor: TensorInfo) -> frozenset[tuple[int, int]]:
+    return frozenset((id(piece.range.file), piece.range.offset) for piece in tensor.pieces) or frozenset({(0, -1)})
+
+
+def _said(wrong: list[Finding], path: Path) -> str:
+    first = wrong[0]
+    about = "" if first.where in first.message or first.where in str(path) else f"{first.where}: "
+    more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return f"{about}{first.message.removeprefix(f'{path}: ')}{more}"
+
+
+def _below_prefix(part: Part) -> Mapping[str, object]:
+    """Return the values of a component without the key that leads to them."""
+    if part.prefix and part.values.keys() == {part.prefix}:
+        items = as_mapping(part.values[part.prefix])
+        if items is not None:
+            return dict(text_items(items))
+    return part.values
+
+
+def _ties(tensors: Mapping[Key, TensorInfo]) -> tuple[tuple[Key, ...], ...]:
+    """Return the groups of keys that are the same bytes."""
+    keys = list(tensors)
+    numbered = [replace(tensors[key], name=str(number)) for number, key in enumerate(keys)]
+    return tuple(tuple(keys[int(name)] for name in group) for group in tied_groups(numbered))
