@@ -97,13 +97,7 @@ def _about(report: DiffReport) -> Iterator[str]:
             step = f"step {number(side.step.value)}" if side.step else ""
             yield f"{letter}: {joined([escape(str(side.path)), escape(side.title), step, size(side.nbytes)])}"
     if report.byte_identical is not None:
-        yield (
-            "the files are the same byte by byte"
-            if report.byte_identical
-            else (
-                "the files are not the same byte by byte: they are laid out, or say what is no part of it, differently"
-            )
-        )
+        yield f"the two files are {'' if report.byte_identical else 'not '}byte-identical"
     yield from map(escape, report.notes)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckptctl.cli._text import escape
 from ckptctl.values import State, as_json
+from ckptctl.values.compare import ValueDiff
 
 _ASCII = str.maketrans({"·": "|", "–": "-", "×": "x", "…": "...", "├": "|", "─": "-", "└": "`", "│": "|",
                         "✓": "+", "✗": "x", "→": "->",
@@ -122,6 +123,8 @@ def to_json(value: object) -> object:
             return as_json(dict(items))
         case float():
             return as_json(value)
+        case ValueDiff(path=path, a=a, b=b, only=only):
+            return {"path": path, "a": as_json(a), "b": as_json(b), "only": only}
         case enum.Enum():
             return value.value
         case Path():

@@ -69,13 +69,6 @@ def value_differences(one: Mapping[str, object], other: Mapping[str, object]) ->
         todo += reversed([(f"{path}.{key}" if path else key, x, y) for key, x, y in below if key != VERSIONS])
 
 
-def count_plain(value: object) -> int:
-    """Return how many values a tree has that are neither tensors nor containers."""
-    return sum(
-        _is_leaf(inner) and not isinstance(inner, TensorRef) for inner in nested(value, skip=VERSIONS, most=_MOST)
-    )
-
-
 class _Nothing:
     """Stands where one side has nothing."""
 

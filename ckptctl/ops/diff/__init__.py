@@ -13,7 +13,8 @@ from ckptctl.ops.diff.pairing import Pairs, pair_by_bytes, pair_by_name
 from ckptctl.ops.diff.report import DiffReport, Kind, ModuleDiff, Renaming, Side, TensorDiff, TensorLine, TieDiff
 from ckptctl.ops.diff.sides import Opened, open_side
 from ckptctl.ops.diff.work import compare_all
-from ckptctl.values.compare import ValueDiff, count_plain, value_differences
+from ckptctl.rewrite.trees import count_values
+from ckptctl.values.compare import ValueDiff, value_differences
 
 if TYPE_CHECKING:
     import os
@@ -115,7 +116,7 @@ class Comparison:
             else None,
             compared=compared,
             unchanged=compared - sum(one.kind is not Kind.EQUAL for one in diffs),
-            values_compared=sum(count_plain(dict(one)) for one in self.b.values.values()),
+            values_compared=sum(count_values(dict(one)) for one in self.b.values.values()),
             tensors=shown,
             only_a=_lines(self.pairs.left_a, self.a),
             only_b=_lines(self.pairs.left_b, self.b),

@@ -13,7 +13,7 @@ from ckptctl.ops.diff.report import Side
 from ckptctl.rewrite.names import new_names
 from ckptctl.rewrite.options import Options as Naming
 from ckptctl.runs import open_one
-from ckptctl.values import Numbers, Span, as_mapping, nested, text_items
+from ckptctl.values import Numbers, Span, TensorRef, as_mapping, nested, text_items
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,11 +94,16 @@ def open_side(path: Path, options: Options, *, first: bool) -> Opened:
 
 
 def _with_recorded_ties(checkpoint: Checkpoint, part: Part) -> dict[str, TensorInfo]:
-    """Return the tensors of a component, those among them that are only recorded as tied to one that is stored."""
+    """Return the tensors of a component, those among them that are only recorded as another one that is stored."""
     found = dict(part.tensors)
+    every = {name: tensor for one in checkpoint.parts.values() for name, tensor in one.tensors.items()}
+    for key, value in part.values.items():
+        if isinstance(value, TensorRef) and key not in every and value.name in every:
+            found[key] = replace(every[value.name], name=key)
     for contents in checkpoint.files:
-        for name, kept in recorded_ties(contents.metadata, part.tensors).items() if contents.metadata else ():
-            found[name] = replace(part.tensors[kept], name=name)
+        for name, kept in recorded_ties(contents.metadata, every).items() if contents.metadata else ():
+            if kept in part.tensors:
+                found[name] = replace(part.tensors[kept], name=name)
     return found
 
 
