@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 
@@ -283,3 +284,43 @@ def test_i06_only_what_a_view_shows_is_written(case, ckptctl):
     directory = case("I06")
     assert ckptctl("convert", directory / "slice.pt").status == 0
     assert sum(t.nbytes for t in read(directory / "slice.safetensors").tensors.values()) == 320
+
+
+def test_d01_nan_equals_nan(case, ckptctl):
+    directory = case("D01")
+    assert ckptctl("diff", directory / "a.pt", directory / "b.pt").status == 0
+    result = ckptctl("diff", directory / "a.pt", directory / "c.pt", "--json")
+    (one,) = json.loads(result.out)["diff"]["tensors"]
+    assert (result.status, one["measures"]["nan"], one["measures"]["infinite"]) == (1, 1, 1)
+
+
+def test_d02_a_rounded_copy_is_told_from_a_changed_one(case, ckptctl):
+    directory = case("D02")
+    command = ("diff", directory / "a.safetensors", directory / "b.safetensors")
+    result = ckptctl(*command, "--json")
+    found = {
+        one["name"]: (one["kind"], one["measures"]["changed"]) for one in json.loads(result.out)["diff"]["tensors"]
+    }
+    assert (result.status, found) == (1, {"w": ("rounded", 0), "v": ("dtype", 1)})
+    assert ckptctl(*command, "--dtype-tolerant").status == 1
+    assert ckptctl(*command, "--dtype-tolerant", "--include", "w").status == 0
+
+
+def test_d04_the_same_weights_saved_twice(case, ckptctl):
+    directory = case("D04")
+    result = ckptctl("diff", directory / "first.pt", directory / "second.pt")
+    assert result.status == 0
+    assert result.out.splitlines()[1] == "  the two files are not byte-identical"
+
+
+def test_d06_a_file_and_the_shards_of_it(case, ckptctl):
+    directory = case("D06")
+    result = ckptctl("diff", directory / "pytorch_model.bin", directory / "sharded")
+    assert (result.status, result.out.splitlines()[0]) == (0, "equal: 2 tensors (44 B), bit for bit")
+
+
+def test_v05_shards_that_are_not_all_there_are_not_compared(case, ckptctl):
+    directory = next(case("V05").rglob("*.index.json")).parent
+    result = ckptctl("diff", directory, directory)
+    assert (result.status, result.out) == (2, "")
+    assert "model-00002-of-00002.safetensors is missing" in result.err

@@ -48,7 +48,7 @@ def run(
     from ckptctl.cli._diff_answer import Shown, answer
     from ckptctl.ops.diff import Options
     from ckptctl.rewrite.names import parse_rename
-    from ckptctl.tensors.apart import Tolerance
+    from ckptctl.tensors.tolerance import Tolerance
 
     asked = Options(
         only=only,

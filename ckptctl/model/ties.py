@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ckptctl.model.tensors import TensorInfo
 
+K = TypeVar("K")
 # Output layers that share the weights of an embedding: loaders expect the embedding in the file.
 _HEAD = re.compile(
     r"(.*\.)?(lm_head|embed_out|output_projection|proj_out|generator|decoder|predictions|classifier|head)"
@@ -20,19 +21,25 @@ _SOURCE = re.compile(r"(^|\.)shared\.")
 
 def tied_groups(tensors: Iterable[TensorInfo]) -> tuple[tuple[str, ...], ...]:
     """Return the groups of names that are the same bytes read in the same way."""
-    by_place: dict[tuple[int, int], list[TensorInfo]] = {}
-    for tensor in tensors:
+    return tied_keys((tensor.name, tensor) for tensor in tensors)
+
+
+def tied_keys(tensors: Iterable[tuple[K, TensorInfo]]) -> tuple[tuple[K, ...], ...]:
+    """Return the groups of keys whose tensors are the same bytes read in the same way."""
+    by_place: dict[tuple[int, int], list[tuple[K, TensorInfo]]] = {}
+    for key, tensor in tensors:
         pieces = tensor.pieces or (tensor.parts[0].pieces if tensor.parts else ())
-        if pieces and tensor.nbytes:
+        if pieces and (pieces[0].range.length or tensor.nbytes):
             place = pieces[0].range
-            by_place.setdefault((id(place.file), place.offset), []).append(tensor)
-    groups: list[tuple[str, ...]] = []
+            by_place.setdefault((id(place.file), place.offset), []).append((key, tensor))
+    groups: list[tuple[K, ...]] = []
     for near in by_place.values():
         if len(near) > 1:
-            same: dict[object, list[str]] = {}
-            for tensor in near:
-                same.setdefault(tensor.identity, []).append(tensor.name)
-            groups += [tuple(names) for names in same.values() if len(names) > 1]
+            same: dict[object, list[K]] = {}
+            for key, tensor in near:
+                if tensor.nbytes:
+                    same.setdefault(tensor.identity, []).append(key)
+            groups += [tuple(keys) for keys in same.values() if len(keys) > 1]
     return tuple(groups)
 
 

@@ -15,32 +15,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ckptctl.model import DType
+    from ckptctl.tensors.tolerance import Tolerance
 
     Array = npt.NDArray[Any]
     Bytes = bytes | bytearray | memoryview
-
-_RTOL = {"F64": 1e-7, "F32": 1.3e-6, "F16": 1e-3, "BF16": 1.6e-2, "F8_E4M3": 0.125, "F8_E4M3FNUZ": 0.125,
-         "F8_E5M2": 0.25, "F8_E5M2FNUZ": 0.25}  # fmt: skip
-_ATOL = {"F64": 1e-7}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
-    """Two numbers are close if they differ by at most ``atol + rtol * abs(a)``.
-
-    None stands for what suits the types: for F64, F32, F16 and BF16 as ``torch.testing.assert_close`` has it, for those
-    of 8 bits one step of the mantissa; 0 for all others. Of two types, that of the coarser one.
-    """
-
-    rtol: float | None = None
-    atol: float | None = None
-
-    def of(self, one: DType, other: DType) -> tuple[float, float]:
-        """Return rtol and atol for two types."""
-        names = [name for name in (real(one), real(other)) if name in _RTOL]
-        rtol = max((_RTOL[name] for name in names), default=0.0) if self.rtol is None else self.rtol
-        atol = max((_ATOL.get(name, 1e-5) for name in names), default=0.0) if self.atol is None else self.atol
-        return rtol, atol
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,13 +41,33 @@ class Part:
     nan: int = 0
     infinite: int = 0
 
+    def add(self, after: Part) -> None:
+        """Count the elements that follow as well."""
+        if after.worst_rank > self.worst_rank:
+            self.worst, self.worst_rank = self.numel + after.worst, after.worst_rank
+            self.worst_a, self.worst_b = after.worst_a, after.worst_b
+        self.numel += after.numel
+        self.finite += after.finite
+        self.changed += after.changed
+        self.beyond += after.beyond
+        self.size += after.size
+        self.signs += after.signs
+        self.nan += after.nan
+        self.infinite += after.infinite
+        self.max_abs = max(self.max_abs, after.max_abs)
+        a2, b2, d2, ab = self.sums
+        p2, q2, e2, pq = after.sums
+        self.sums = (a2 + p2, b2 + q2, d2 + e2, ab + pq)
+        if after.ulps is not None:
+            self.ulps = max(self.ulps or 0, after.ulps)
+
 
 def apart(x: Bytes, y: Bytes, dtypes: tuple[DType, DType], tolerance: Tolerance | None, power: int) -> Part:
-    """Compare elements of A and of B; sums are of the numbers times two to the `power`."""
-    import numpy as np
+    """Compare elements of A and of B; sums are of the numbers times two to the `power`.
 
-    with np.errstate(all="ignore"):
-        return _Pair(x, y, dtypes).part(tolerance, power)
+    What overflows or is no number is for the caller to pass over in silence, once for all parts.
+    """
+    return _Pair(x, y, dtypes).part(tolerance, power)
 
 
 class _Pair:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.tensors.apart import Part, Tolerance, apart
-from ckptctl.tensors.stream import Stream
+from ckptctl.tensors.apart import Part, apart
+from ckptctl.tensors.stream import Stream, small
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckptctl.model import DType, TensorInfo
+    from ckptctl.tensors.tolerance import Tolerance
 
 _PART = 1 << 14
 """Elements looked at together, so that what is worked out of them stays in the cache."""
@@ -53,38 +54,6 @@ class Measures:
     infinite: int
 
 
-@dataclass(slots=True)
-class _Sums:
-    numel: int = 0
-    finite: int = 0
-    changed: int = 0
-    beyond: int = 0
-    max_abs: float = -1.0
-    size: float = 0.0
-    sums: list[float] = field(default_factory=lambda: [0.0] * 4)
-    """Of squares of A, of B, of the difference, and of A times B."""
-    worst: int = -1
-    worst_a: float | str = 0.0
-    worst_b: float | str = 0.0
-    worst_rank: float = -1.0
-    ulps: int | None = None
-    signs: int = 0
-    nan: int = 0
-    infinite: int = 0
-
-    def add(self, part: Part) -> None:
-        """Count what one part holds."""
-        if part.worst_rank > self.worst_rank:
-            self.worst, self.worst_rank = self.numel + part.worst, part.worst_rank
-            self.worst_a, self.worst_b = part.worst_a, part.worst_b
-        for name in ("numel", "finite", "changed", "beyond", "size", "signs", "nan", "infinite"):
-            setattr(self, name, getattr(self, name) + getattr(part, name))
-        self.max_abs = max(self.max_abs, part.max_abs)
-        self.sums = [have + more for have, more in zip(self.sums, part.sums, strict=True)]
-        if part.ulps is not None:
-            self.ulps = max(self.ulps or 0, part.ulps)
-
-
 def measure(
     one: TensorInfo,
     other: TensorInfo,
@@ -98,25 +67,27 @@ def measure(
     `dense` are the values themselves, for tensors that are stored in another way; `tolerance` says what is close;
     `progress` is told of the bytes of each side that were read.
     """
-    found = _total(_parts(one, other, tolerance, dense, 0, progress))
-    if not dense[0] and not dense[1] and (power := _power(found)):
-        # Squares of float64 overflow or vanish where the numbers themselves do not: the same once more, scaled.
-        scaled = _total(_parts(one, other, tolerance, dense, power, lambda _: None))
-        found.sums = scaled.sums
-        return _measures(found, one.shape, power, tolerance)
-    return _measures(found, one.shape, 0, tolerance)
+    import numpy as np
+
+    power = 0
+    with np.errstate(all="ignore"):
+        found = _total(_parts(one, other, tolerance, dense, 0, progress))
+        if dense == (None, None) and (power := _power(found)):
+            # Squares of float64 overflow or vanish where the numbers themselves do not: the same once more, scaled.
+            found.sums = _total(_parts(one, other, tolerance, dense, power, lambda _: None)).sums
+    return _measures(found, one.shape, power, tolerance)
 
 
-def _total(parts: Iterator[Part]) -> _Sums:
-    found = _Sums()
+def _total(parts: Iterator[Part]) -> Part:
+    found = next(parts)
     for part in parts:
         found.add(part)
     return found
 
 
-def _power(found: _Sums) -> int:
+def _power(found: Part) -> int:
     """By which power of two to multiply, if sums of squares are not to be had otherwise."""
-    largest = max(found.max_abs, 0.0)
+    largest = found.max_abs
     if all(map(math.isfinite, found.sums)) and (found.sums[2] > 1e-290 or not largest):
         return 0
     return -600 if largest > 1 or not all(map(math.isfinite, found.sums)) else 600
@@ -130,6 +101,11 @@ def _parts(  # noqa: PLR0913, PLR0917  # what goes along with two streams
     power: int,
     progress: Callable[[int], None],
 ) -> Iterator[Part]:
+    here, there = (small(one), small(other)) if dense == (None, None) else (None, None)
+    if here and there and one.numel <= _PART:
+        progress(here.length)
+        yield apart(here.read(), there.read(), (one.dtype, other.dtype), tolerance, power)
+        return
     left, right = Stream(one, dense=dense[0]), Stream(other, dense=dense[1])
     while count := min(_elements(left, one.dtype), _elements(right, other.dtype)):
         a, b = left.take(_bytes(count, one.dtype)), right.take(_bytes(count, other.dtype))
@@ -149,7 +125,7 @@ def _bytes(count: int, dtype: DType) -> int:
     return count * dtype.bits // 8
 
 
-def _measures(found: _Sums, shape: tuple[int, ...], power: int, tolerance: Tolerance | None) -> Measures:
+def _measures(found: Part, shape: tuple[int, ...], power: int, tolerance: Tolerance | None) -> Measures:
     scale = 2.0**-power
     a2, b2, d2, ab = found.sums
     norms = math.sqrt(a2) * math.sqrt(b2)
@@ -159,7 +135,7 @@ def _measures(found: _Sums, shape: tuple[int, ...], power: int, tolerance: Toler
         changed=found.changed,
         share=found.changed / found.numel if found.numel else 0.0,
         beyond=found.beyond if tolerance else None,
-        max_abs=max(found.max_abs, 0),
+        max_abs=found.max_abs,
         mean_abs=found.size / found.finite if found.finite else 0.0,
         norm_a=math.sqrt(a2) * scale,
         norm_b=math.sqrt(b2) * scale,

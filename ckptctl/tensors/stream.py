@@ -16,6 +16,9 @@ STEP = 1 << 20
 """So many bytes of each side are compared at once; a multiple of the width of every element."""
 
 
+_SMALL = 1 << 16
+
+
 class Stream:
     """Values row by row and little-endian. What was taken is overwritten when more is."""
 
@@ -53,6 +56,16 @@ class Stream:
             return place.read(self._at, count)
         place.read_into(memoryview(self._buffer), self._at)
         return self._buffer
+
+
+def small(tensor: TensorInfo) -> ByteRange | None:
+    """Return the bytes of a tensor that lie in one place as they are, and are few enough to be read at once."""
+    if len(tensor.pieces) != 1 or tensor.layout != "strided":
+        return None
+    piece = tensor.pieces[0]
+    plain = not piece.encoding and piece.strides is None and piece.unpack is None and piece.inner is None
+    few = piece.range.length <= _SMALL and piece.range.length * 8 == tensor.numel * tensor.dtype.bits
+    return piece.range if plain and few and piece.shape == tensor.shape else None
 
 
 def equal(one: bytes | bytearray | memoryview, other: bytes | bytearray | memoryview) -> bool:

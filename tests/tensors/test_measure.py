@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from ckptctl.model import DTYPES, Piece, TensorInfo
 from ckptctl.storage.byterange import MemoryFile
-from ckptctl.tensors.apart import Tolerance
 from ckptctl.tensors.compare import same_bytes
 from ckptctl.tensors.measure import measure
+from ckptctl.tensors.tolerance import Tolerance
 
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")

@@ -96,15 +96,12 @@ class Comparison:
         values = list(self._values())
         metadata = tuple(metadata_differences(self.a.checkpoint, self.b.checkpoint))
         ties = tuple(self._ties())
-        apart = any(tie.known for tie in ties)
-        early = self.options.first and bool(values or metadata or apart or self.pairs.left_a or self.pairs.left_b)
+        beside = bool(values or metadata or any(tie.known for tie in ties))
+        early = self.options.first and (beside or self._unpaired)
         if not early and not self.same_file:
             pair_by_bytes(self.pairs, advance)
         diffs, compared, complete = self._tensors(advance, stopped=early)
-        shown = tuple(one for one in diffs if self.options.all or one.kind is not Kind.EQUAL)
-        changed = [one for one in diffs if one.values_changed]
-        structure = bool(self.pairs.left_a or self.pairs.left_b or self.pairs.edits or apart or values or metadata)
-        equal = not structure and not any(one.different or one.kind is Kind.UNREAD for one in diffs)
+        equal = not (beside or self._unpaired or any(one.different or one.kind is Kind.UNREAD for one in diffs))
         return DiffReport(
             a=self.a.side(),
             b=self.b.side(),
@@ -117,14 +114,16 @@ class Comparison:
             compared=compared,
             unchanged=compared - sum(one.kind is not Kind.EQUAL for one in diffs),
             values_compared=sum(count_values(dict(one)) for one in self.b.values.values()),
-            tensors=shown,
+            tensors=tuple(diffs),
             only_a=_lines(self.pairs.left_a, self.a),
             only_b=_lines(self.pairs.left_b, self.b),
             renamed=self.pairs.renamings(),
             ties=ties,
             values=tuple(values),
             metadata=metadata,
-            modules=roll_up(changed, (pair.key_b for pair in self.pairs.found), depth),
+            modules=roll_up(
+                [one for one in diffs if one.values_changed], (pair.key_b for pair in self.pairs.found), depth
+            ),
             notes=tuple(notes(self.a.checkpoint, self.b.checkpoint, equal=equal)),
             read=self._read,
         )
@@ -139,11 +138,17 @@ class Comparison:
         count = 0
         for one in compare_all(self.pairs.found, self.options, advance):
             count += 1
-            if self.options.all or one.kind is not Kind.EQUAL:
-                diffs.append(one)
+            if one is None:
+                continue
+            diffs.append(one)
             if self.options.first and one.different:
                 return diffs, count, count == len(self.pairs.found)
         return diffs, count, True
+
+    @property
+    def _unpaired(self) -> bool:
+        """Whether tensors are on one side only, or have other names."""
+        return bool(self.pairs.left_a or self.pairs.left_b or self.pairs.edits)
 
     def _identical(self, *, equal: bool) -> bool | None:
         return byte_identical(self.a.checkpoint, self.b.checkpoint) if equal and not self.same_file else None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import re
 
     from ckptctl.model import Component
-    from ckptctl.tensors.apart import Tolerance
+    from ckptctl.tensors.tolerance import Tolerance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError
 from ckptctl.model import Component, Severity
-from ckptctl.model.ties import recorded_ties, tied_groups
+from ckptctl.model.ties import recorded_ties, tied_keys
 from ckptctl.ops.diff.report import Side
 from ckptctl.rewrite.names import new_names
 from ckptctl.rewrite.options import Options as Naming
@@ -90,7 +90,9 @@ def open_side(path: Path, options: Options, *, first: bool) -> Opened:
         component: part.prefix if values.get(component) is not part.values else ""
         for component, part in checkpoint.parts.items()
     }
-    return Opened(checkpoint=checkpoint, tensors=tensors, values=values, prefixes=prefixes, ties=_ties(tensors))
+    return Opened(
+        checkpoint=checkpoint, tensors=tensors, values=values, prefixes=prefixes, ties=tied_keys(tensors.items())
+    )
 
 
 def _with_recorded_ties(checkpoint: Checkpoint, part: Part) -> dict[str, TensorInfo]:
@@ -132,10 +134,3 @@ def _below_prefix(part: Part) -> Mapping[str, object]:
         if items is not None:
             return dict(text_items(items))
     return part.values
-
-
-def _ties(tensors: Mapping[Key, TensorInfo]) -> tuple[tuple[Key, ...], ...]:
-    """Return the groups of keys that are the same bytes."""
-    keys = list(tensors)
-    numbered = [replace(tensors[key], name=str(number)) for number, key in enumerate(keys)]
-    return tuple(tuple(keys[int(name)] for name in group) for group in tied_groups(numbered))

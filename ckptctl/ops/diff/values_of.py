@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, UnsupportedError
@@ -12,7 +13,7 @@ from ckptctl.tensors.compare import same_bytes, same_place
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ckptctl.model import Piece, TensorInfo
+    from ckptctl.model import DType, Piece, TensorInfo
     from ckptctl.ops.diff.options import Options
     from ckptctl.ops.diff.pairing import Pair
     from ckptctl.tensors.measure import Measures
@@ -20,32 +21,38 @@ if TYPE_CHECKING:
     Progress = Callable[[int], None]
 
 
-def compared(pair: Pair, options: Options, progress: Progress) -> TensorDiff:
-    """Compare two tensors. What goes wrong with the reading of one is said, and does not end the comparison."""
-    found = TensorDiff(
+def compared(pair: Pair, options: Options, progress: Progress) -> TensorDiff | None:
+    """Compare two tensors; None if they are equal and nobody asked for those.
+
+    What goes wrong with the reading of one is said, and does not end the comparison.
+    """
+    measures, why = None, ""
+    if pair.a.shape != pair.b.shape:
+        kind = Kind.SHAPE
+    else:
+        try:
+            kind, measures = _values(pair.a, pair.b, options, progress)
+        except CkptctlError as error:
+            kind, why = Kind.UNREAD, error.message
+    if kind is Kind.EQUAL and not options.all:
+        return None
+    if measures and measures.beyond == 0 and (kind is Kind.VALUES or (kind is Kind.DTYPE and options.dtype_tolerant)):
+        kind = Kind.CLOSE
+    equal = kind in (Kind.EQUAL, Kind.CLOSE, Kind.UNREAD) or (kind is Kind.ROUNDED and options.dtype_tolerant)
+    return TensorDiff(
         name=pair.key_b[1],
         component=pair.key_b[0],
-        kind=Kind.EQUAL,
-        different=False,
+        kind=kind,
+        different=not equal,
         dtype_a=pair.a.dtype.name,
         dtype_b=pair.b.dtype.name,
         shape_a=pair.a.shape,
         shape_b=pair.b.shape,
         nbytes=max(pair.a.nbytes, pair.b.nbytes),
         was=pair.key_a[1] if pair.renamed else "",
+        measures=measures,
+        why=why,
     )
-    if pair.a.shape != pair.b.shape:
-        return replace(found, kind=Kind.SHAPE, different=True)
-    try:
-        kind, measures = _values(pair.a, pair.b, options, progress)
-    except CkptctlError as error:
-        return replace(found, kind=Kind.UNREAD, why=error.message)
-    if kind is Kind.VALUES and measures and measures.beyond == 0:
-        kind = Kind.CLOSE
-    if kind is Kind.DTYPE and options.dtype_tolerant and measures and measures.beyond == 0:
-        kind = Kind.CLOSE
-    equal = kind in (Kind.EQUAL, Kind.CLOSE) or (kind is Kind.ROUNDED and options.dtype_tolerant)
-    return replace(found, kind=kind, different=not equal, measures=measures)
 
 
 def _values(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress) -> tuple[Kind, Measures | None]:
@@ -76,17 +83,23 @@ def _kind(a: TensorInfo, b: TensorInfo) -> Kind:
 
 
 def _measured(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress) -> Measures | None:
-    from ckptctl.tensors.measure import measure  # noqa: PLC0415  # NumPy, only where something differs
-    from ckptctl.tensors.numbers import is_number  # noqa: PLC0415
-
+    measure, is_number = _numeric()
     if not (is_number(a.dtype) and is_number(b.dtype) and a.numel):
         return None
     return measure(a, b, tolerance=options.tolerance, progress=progress)
 
 
+@lru_cache(maxsize=1)
+def _numeric() -> tuple[Callable[..., Measures], Callable[[DType], bool]]:
+    """Return what needs NumPy, which is not loaded before something differs."""
+    from ckptctl.tensors.measure import measure  # noqa: PLC0415
+    from ckptctl.tensors.numbers import is_number  # noqa: PLC0415
+
+    return measure, is_number
+
+
 def _dense(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress) -> tuple[Kind, Measures | None]:
     """Compare what is sparse on one side with what it is once written out in full."""
-    from ckptctl.tensors.measure import measure  # noqa: PLC0415
     from ckptctl.tensors.sparse import LAYOUTS, densified  # noqa: PLC0415
 
     if any(one.layout not in (*LAYOUTS, "strided") for one in (a, b)):
@@ -95,6 +108,7 @@ def _dense(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress) -
     def values(one: TensorInfo) -> Iterator[memoryview] | None:
         return densified(one, most=1 << 20) if one.layout in LAYOUTS else None
 
+    measure, _ = _numeric()
     found = measure(a, b, tolerance=options.tolerance, dense=(values(a), values(b)), progress=progress)
     if found.changed:
         return _kind(a, b), found

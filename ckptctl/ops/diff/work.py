@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ckptctl.ops.diff.values_of import compared
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from ckptctl.ops.diff.report import TensorDiff
 
 _BATCH_BYTES, _BATCH = 8 << 20, 256
-_WIDTH = 4
+_WIDTH, _LARGE = 4, 1 << 16
 
 
-def compare_all(pairs: Sequence[Pair], options: Options, progress: Callable[[int], None]) -> Iterator[TensorDiff]:
-    """Yield what becomes of each pair, in their order. Files are closed as soon as no pair needs them any more.
+def compare_all(
+    pairs: Sequence[Pair], options: Options, progress: Callable[[int], None]
+) -> Iterator[TensorDiff | None]:
+    """Yield what becomes of each pair, in their order, None for equal ones.
+
+    Files are closed as soon as no pair needs them any more.
 
     Raises
     ------
@@ -33,22 +37,44 @@ def compare_all(pairs: Sequence[Pair], options: Options, progress: Callable[[int
     files = _Files(pairs)
     width = min(os.cpu_count() or 1, _WIDTH)
     with ThreadPoolExecutor(width) as pool:
-        waiting: deque[tuple[list[Pair], Future[list[TensorDiff]]]] = deque()
+        waiting: deque[_Batch] = deque()
         try:
-            for batch in _batches(pairs):
-                waiting.append((batch, pool.submit(_batch, batch, options, progress)))
+            for some in _batches(pairs):
+                waiting.append(_Batch(some, options, progress, pool))
                 if len(waiting) > width + 1:
-                    yield from _done(*waiting.popleft(), files)
+                    yield from waiting.popleft().done(files)
             while waiting:
-                yield from _done(*waiting.popleft(), files)
+                yield from waiting.popleft().done(files)
         finally:
-            for _, future in waiting:
-                future.cancel()
+            for batch in waiting:
+                batch.cancel()
 
 
-def _done(batch: list[Pair], future: Future[list[TensorDiff]], files: _Files) -> Iterator[TensorDiff]:
-    yield from future.result()
-    files.release(batch)
+class _Batch:
+    """Some pairs: compared by a thread of their own if there is much to read, else when their turn comes.
+
+    Of small tensors most of the work is Python's, of which threads do not get more done.
+    """
+
+    def __init__(
+        self, pairs: list[Pair], options: Options, progress: Callable[[int], None], pool: ThreadPoolExecutor
+    ) -> None:
+        self._pairs, self._options, self._progress = pairs, options, progress
+        large = sum(pair.a.nbytes for pair in pairs) >= _LARGE * len(pairs)
+        self._future = pool.submit(self._compare) if large else None
+
+    def _compare(self) -> list[TensorDiff | None]:
+        return [compared(pair, self._options, self._progress) for pair in self._pairs]
+
+    def done(self, files: _Files) -> Iterator[TensorDiff | None]:
+        """Yield what became of the pairs, and let go of their files."""
+        yield from self._future.result() if self._future else self._compare()
+        files.release(self._pairs)
+
+    def cancel(self) -> None:
+        """Do not begin with it."""
+        if self._future:
+            self._future.cancel()
 
 
 def _batches(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
@@ -63,10 +89,6 @@ def _batches(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _batch(batch: list[Pair], options: Options, progress: Callable[[int], None]) -> list[TensorDiff]:
-    return [compared(pair, options, progress) for pair in batch]
 
 
 class _Files:
