@@ -81,13 +81,7 @@ class Comparison:
         return 0 if self.same_file else sum(pair.a.nbytes for pair in self.pairs.found)
 
     def report(self, progress: Callable[[int], None] = lambda _: None, *, depth: int | None = None) -> DiffReport:
-        """Compare them.
-
-        Raises
-        ------
-        CkptctlError
-            A file was changed meanwhile.
-        """
+        """Compare them; raises a `CkptctlError` if a file was changed meanwhile."""
 
         def advance(count: int) -> None:
             self._read += count
@@ -121,9 +115,7 @@ class Comparison:
             ties=ties,
             values=tuple(values),
             metadata=metadata,
-            modules=roll_up(
-                [one for one in diffs if one.values_changed], (pair.key_b for pair in self.pairs.found), depth
-            ),
+            modules=self._modules(diffs, depth),
             notes=tuple(notes(self.a.checkpoint, self.b.checkpoint, equal=equal)),
             read=self._read,
         )
@@ -144,6 +136,9 @@ class Comparison:
             if self.options.first and one.different:
                 return diffs, count, count == len(self.pairs.found)
         return diffs, count, True
+
+    def _modules(self, diffs: list[TensorDiff], depth: int | None) -> tuple[ModuleDiff, ...]:
+        return roll_up([one for one in diffs if one.values_changed], (pair.key_b for pair in self.pairs.found), depth)
 
     @property
     def _unpaired(self) -> bool:
