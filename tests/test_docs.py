@@ -10,9 +10,11 @@ from ckptctl.checks.resumable import ResumeItem, ResumeReport
 from ckptctl.cli.app import COMMANDS
 from ckptctl.formats import FORMATS
 from ckptctl.layouts import LAYOUTS
+from ckptctl.ops.diff import DiffReport, ModuleDiff, Renaming, Side, TensorDiff, TensorLine, TieDiff, ValueDiff
 from ckptctl.ops.inspect import InspectReport, TensorRow
 from ckptctl.ops.verify import VerifyReport
 from ckptctl.rewrite.report import RewriteReport, WrittenFile, WrittenTensor
+from ckptctl.tensors.measure import Measures
 from tests.console import PAGES as EXAMPLES
 from tests.console import ROOT, rendered
 from tests.docs_pages import DOCS, PAGES, error_classes
@@ -50,7 +52,8 @@ def test_every_field_of_the_json_is_described():
         VerifyReport,
         ResumeReport,
         ResumeItem,
-    )
+        DiffReport, Side, TensorDiff, TensorLine, Renaming, TieDiff, ValueDiff, ModuleDiff, Measures,
+    )  # fmt: skip
     assert [f.name for kind in kinds for f in fields(kind) if f"`{f.name}`" not in text] == []
 
 
