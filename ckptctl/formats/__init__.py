@@ -13,10 +13,10 @@ from ckptctl.formats._format import Checksum, Format, Stored
 from ckptctl.formats._json import Pairs as JsonPairs
 from ckptctl.formats._json import parse as parse_json
 from ckptctl.formats.torch_zip import saved_as
+from ckptctl.model import Contents
 from ckptctl.values import VALUES_KEY
 
 if TYPE_CHECKING:
-    from ckptctl.model import Contents
     from ckptctl.storage import ByteRange
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Item",
     "JsonPairs",
     "Stored",
+    "checksums_in",
     "checksums_of",
     "detect",
     "format_named",
@@ -93,6 +94,12 @@ def checksums_of(contents: Contents) -> tuple[Checksum, ...]:
     """Return the checksums that a file records of its own bytes; empty if it has none."""
     found = format_named(contents.format)
     return found.checksums(contents) if found and found.checksums else ()
+
+
+def checksums_in(source: ByteRange) -> tuple[Checksum, ...]:
+    """Return the checksums that some bytes, which have been read before, record of themselves."""
+    found = detect(source)
+    return found.checksums(Contents(format=found.name, range=source, tensors={})) if found.checksums else ()
 
 
 def restore_state(contents: Contents) -> Contents:

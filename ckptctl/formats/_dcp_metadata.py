@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, CorruptError
-from ckptctl.formats._pickle import interpret, record
-from ckptctl.formats._pickle.interpret import Context, value_of
+from ckptctl.formats._pickle import interpret_calls, record
+from ckptctl.formats._pickle.interpret import value_of
 from ckptctl.formats._pickle.loop import outranked
 from ckptctl.formats._pickle.records import Call, Global, NodeToken
 from ckptctl.model import DType, GlobalUse, dtype_of_torch
 
 if TYPE_CHECKING:
-    from ckptctl.formats._pickle import Storage
+    from ckptctl.formats._pickle import Context, Storage
     from ckptctl.storage import ByteRange
 
 _MODULE = "torch.distributed.checkpoint.metadata"
@@ -77,10 +77,9 @@ def read_metadata(source: ByteRange) -> DcpMetadata:
     """
     pickle = record(source)
     outside = _Outside(source)
-    # Interprets sizes and the like in place; the values themselves are not needed.
-    interpret(pickle, source, outside)
+    context = interpret_calls(pickle, source, outside)
     try:
-        return _Reader(Context(source, outside, {})).metadata(pickle.root, pickle.globals)
+        return _Reader(context).metadata(pickle.root, pickle.globals)
     except CkptctlError as error:
         raise outranked(error, pickle.globals) from None
 

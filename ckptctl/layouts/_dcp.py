@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptctl import formats
@@ -134,7 +135,7 @@ class _Data:
             offsets=chunk.offsets,
             shape=chunk.sizes,
             encoding=Encoding.ITEM,
-            inner=lambda: _inside(name, dtype, whole, chunk),
+            inner=partial(_inside, name, dtype, whole, chunk.sizes, chunk.offsets),
         )
 
     def _by_name(self, path: str, file: ByteRange) -> Mapping[str, TensorInfo] | None:
@@ -195,7 +196,7 @@ class _Data:
             )
 
 
-def _inside(name: str, dtype: DType, item: ByteRange, chunk: formats.Chunk) -> Piece:
+def _inside(name: str, dtype: DType, item: ByteRange, sizes: tuple[int, ...], offsets: tuple[int, ...]) -> Piece:
     """Return the block that a file of ``torch.save`` inside a data file holds.
 
     Raises
@@ -204,10 +205,10 @@ def _inside(name: str, dtype: DType, item: ByteRange, chunk: formats.Chunk) -> P
         It holds something else.
     """
     tensors = list(formats.read(item).tensors.values())
-    fits = len(tensors) == 1 and (tensors[0].shape, tensors[0].dtype) == (chunk.sizes, dtype)
+    fits = len(tensors) == 1 and (tensors[0].shape, tensors[0].dtype) == (sizes, dtype)
     if not fits or len(tensors[0].pieces) != 1:
         raise CorruptError(f"{item.file.path}: the item at byte {item.offset} is not the block of {name} it should be")
-    return replace(tensors[0].pieces[0], offsets=chunk.offsets)
+    return replace(tensors[0].pieces[0], offsets=offsets)
 
 
 def _read(seen: Scan, name: str) -> tuple[ByteRange, formats.DcpMetadata]:

@@ -8,7 +8,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError
-from ckptctl.formats import checksums_of, read
+from ckptctl.formats import checksums_in, checksums_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -76,7 +76,7 @@ class Checksums:
         for piece in tensor.pieces:
             if not piece.inner:
                 continue
-            number, found = id(piece.range.file), checksums_of(read(piece.range))
+            number, found = id(piece.range.file), checksums_in(piece.range)
             with self._lock:
                 for one in found:
                     at = bisect.bisect_right(self._starts.setdefault(number, []), one.range.offset)

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from ckptctl.model import GlobalUse, TensorInfo
     from ckptctl.storage import ByteRange
 
-__all__ = ["Context", "Rebuild", "Storage", "Storages", "Unpickled", "interpret", "record", "unpickle"]
+__all__ = [
+    "Context",
+    "Rebuild",
+    "Storage",
+    "Storages",
+    "Unpickled",
+    "interpret",
+    "interpret_calls",
+    "record",
+    "unpickle",
+]
 
 _TABLE = TORCH | PYTHON
 
@@ -52,6 +62,16 @@ def unpickle(
     if source.length > limit:
         raise LimitError(f"{source.file.path}: the pickle is {source.length} bytes long (limit {limit})")
     return interpret(record(source, own=own), source, storages, extra=extra)
+
+
+def interpret_calls(pickle: Pickle, source: ByteRange, storages: Storages) -> Context:
+    """Give the calls of a pickle their values, where it is not the tree of them that matters."""
+    context = Context(source, storages, _TABLE)
+    try:
+        context.run(pickle.calls)
+    except CkptctlError as error:
+        raise outranked(error, pickle.globals) from None
+    return context
 
 
 def interpret(pickle: Pickle, source: ByteRange, storages: Storages, *, extra: Table | None = None) -> Unpickled:

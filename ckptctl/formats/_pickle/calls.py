@@ -159,20 +159,20 @@ def _dup(machine: Machine, i: int) -> int:
 @op(b"p")
 def _put(machine: Machine, i: int) -> int:
     text, after = line(machine, i + 1)
-    machine.memo[int(number(machine, i, text, int))] = machine.stack[-1]
+    machine.put(int(number(machine, i, text, int)), machine.stack[-1])
     return after
 
 
 @op(b"g")
 def _get(machine: Machine, i: int) -> int:
     text, after = line(machine, i + 1)
-    machine.stack.append(machine.memo[int(number(machine, i, text, int))])
+    machine.stack.append(machine.get(int(number(machine, i, text, int))))
     return after
 
 
 @op(b"j")
 def _long_get(machine: Machine, i: int) -> int:
-    machine.stack.append(machine.memo[int.from_bytes(machine.buffer[i + 1 : i + 5], "little")])
+    machine.stack.append(machine.get(int.from_bytes(machine.buffer[i + 1 : i + 5], "little")))
     return i + 5
 
 

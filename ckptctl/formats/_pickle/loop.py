@@ -61,18 +61,23 @@ def _soft_end(machine: Machine) -> int:
 
 def _frequent(machine: Machine, i: int, soft: int) -> int:
     """Run until the window must move. Branches stand in the order of how often torch writes them."""
-    buffer, stack, memo, opcodes = machine.buffer, machine.stack, machine.memo, OPCODES
+    buffer, stack, memo, far, opcodes = machine.buffer, machine.stack, machine.memo, machine.far, OPCODES
     try:
         while i < soft:
             op = buffer[i]
             if op == 0x71:  # BINPUT
-                memo[buffer[i + 1]] = stack[-1]
+                machine.put(buffer[i + 1], stack[-1])
                 i += 2
             elif op == 0x72:  # LONG_BINPUT
-                memo[int.from_bytes(buffer[i + 1 : i + 5], "little")] = stack[-1]
+                number = int.from_bytes(buffer[i + 1 : i + 5], "little")
+                if number == len(memo) and not far:
+                    memo.append(stack[-1])
+                else:
+                    machine.put(number, stack[-1])
                 i += 5
             elif op == 0x68:  # BINGET
-                stack.append(memo[buffer[i + 1]])
+                number = buffer[i + 1]
+                stack.append(memo[number] if number < len(memo) else far[number])
                 i += 2
             elif op == 0x4B:  # BININT1
                 stack.append(buffer[i + 1])
@@ -87,7 +92,10 @@ def _frequent(machine: Machine, i: int, soft: int) -> int:
                 stack.append(items)
                 i += 1
             elif op == 0x94:  # MEMOIZE
-                memo[len(memo)] = stack[-1]
+                if far:
+                    machine.put(len(memo) + len(far), stack[-1])
+                else:
+                    memo.append(stack[-1])
                 i += 1
             else:
                 i = opcodes[op](machine, i)

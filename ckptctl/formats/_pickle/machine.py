@@ -30,7 +30,8 @@ class Machine:
         self.storages: list[PersistentId] = []
         self.stack: list[object] = []
         self.metastack: list[list[object]] = []
-        self.memo: dict[int, object] = {}
+        self.memo: list[object] = []
+        self.far: dict[int, object] = {}
         self.calls: list[Call] = []
         self.globals: dict[tuple[str, str], Global] = {}
         self.extensions: dict[int, int] = {}
@@ -82,6 +83,20 @@ class Machine:
         self.extensions[code] = self.extensions.get(code, 0) + 1
         return Ext(code)
 
+    def put(self, number: int, value: object) -> None:
+        """Memorize a value: numbers that count up, as nearly all do, in a list, and others in `far`."""
+        if 0 <= number < len(self.memo):
+            self.memo[number] = value
+        elif number == len(self.memo):
+            self.memo.append(value)
+            self.far.pop(number, None)
+        else:
+            self.far[number] = value
+
+    def get(self, number: int) -> object:
+        """Return what was memorized; raises a KeyError if nothing was."""
+        return self.memo[number] if 0 <= number < len(self.memo) else self.far[number]
+
     def refill(self, at: int) -> int:
         """Move the window so that it begins at index `at`; check the budgets; return the new index."""
         self.base += at
@@ -93,7 +108,7 @@ class Machine:
         for what, seen, most in (
             ("stack items", len(self.stack) + sum(sizes), limits.MAX_STACK),
             ("open marks", len(sizes), limits.MAX_MARKS),
-            ("memo entries", len(self.memo), limits.MAX_MEMO),
+            ("memo entries", len(self.memo) + len(self.far), limits.MAX_MEMO),
             ("calls", len(self.calls), limits.MAX_CALLS),
         ):
             if seen > most:
