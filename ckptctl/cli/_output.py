@@ -123,8 +123,8 @@ def to_json(value: object) -> object:
             return as_json(dict(items))
         case float():
             return as_json(value)
-        case ValueDiff(path=path, a=a, b=b, only=only):
-            return {"path": path, "a": as_json(a), "b": as_json(b), "only": only}
+        case ValueDiff(path=path, a=a, b=b, only=only, unread=unread):
+            return {"path": path, "a": as_json(a), "b": as_json(b), "only": only, "unread": unread}
         case enum.Enum():
             return value.value
         case Path():

@@ -69,11 +69,7 @@ def _frequent(machine: Machine, i: int, soft: int) -> int:
                 machine.put(buffer[i + 1], stack[-1])
                 i += 2
             elif op == 0x72:  # LONG_BINPUT
-                number = int.from_bytes(buffer[i + 1 : i + 5], "little")
-                if number == len(memo) and not far:
-                    memo.append(stack[-1])
-                else:
-                    machine.put(number, stack[-1])
+                machine.put(int.from_bytes(buffer[i + 1 : i + 5], "little"), stack[-1])
                 i += 5
             elif op == 0x68:  # BINGET
                 number = buffer[i + 1]
@@ -92,10 +88,7 @@ def _frequent(machine: Machine, i: int, soft: int) -> int:
                 stack.append(items)
                 i += 1
             elif op == 0x94:  # MEMOIZE
-                if far:
-                    machine.put(len(memo) + len(far), stack[-1])
-                else:
-                    memo.append(stack[-1])
+                machine.put(len(memo) + len(far), stack[-1])
                 i += 1
             else:
                 i = opcodes[op](machine, i)

@@ -85,11 +85,11 @@ class Machine:
 
     def put(self, number: int, value: object) -> None:
         """Memorize a value: numbers that count up, as nearly all do, in a list, and others in `far`."""
-        if 0 <= number < len(self.memo):
-            self.memo[number] = value
-        elif number == len(self.memo):
+        if number == len(self.memo):
             self.memo.append(value)
             self.far.pop(number, None)
+        elif 0 <= number < len(self.memo):
+            self.memo[number] = value
         else:
             self.far[number] = value
 

@@ -136,7 +136,13 @@ def _quantized(context: Context, args: tuple[object, ...], call: Call) -> Draft:
     scheme = args[4][0].name if args[4] and isinstance(args[4][0], Global) else ""
     if scheme not in _SCHEMES:
         raise context.bad("a quantized tensor has an unknown scheme")
-    return draft.like(layout=f"quantized {scheme}")
+    names = ("scale", "zero_point", "axis")
+    given = dict(
+        zip(names if scheme.startswith("per_tensor") else ("scales", "zero_points", "axis"), args[4][1:], strict=False)
+    )
+    parts = {key: context.strided(value) for key, value in given.items() if key in {"scales", "zero_points"}}
+    state = {key: value for key, value in given.items() if key not in parts and type(value) in (int, float)}
+    return draft.like(layout=f"quantized {scheme}", storage=None, parts={"int_repr": draft, **parts}, state=state)
 
 
 def _nested(context: Context, args: tuple[object, ...], call: Call) -> Draft:
