@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, counted
 from ckptctl.model import Aspect, Checkpoint, Component, Finding, Severity
+from ckptctl.tensors.compare import unravelled
 from ckptctl.tensors.stats import Stats, has_stats, stats
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def check_values(checkpoint: Checkpoint, progress: Callable[[int], None] = lambd
 def _odd(tensor: TensorInfo, found: Stats, component: Component) -> Iterator[Finding]:
     if found.nan or found.infinite:
         kinds = [f"{count:,} {kind}" for count, kind in ((found.nan, "NaN"), (found.infinite, "Inf")) if count]
-        where = list(_index(found.first, tensor.shape))
+        where = list(unravelled(found.first, tensor.shape))
         what = f"{tensor.name} {_described(tensor)} holds {' and '.join(kinds)}, the first at {where}"
         if _PADDED.search(tensor.name):
             yield _finding(tensor, Severity.WARNING, "not-finite", f"{what}; it may be padding, which is never used")
@@ -61,14 +62,6 @@ def _odd(tensor: TensorInfo, found: Stats, component: Component) -> Iterator[Fin
 
 def _described(tensor: TensorInfo) -> str:
     return f"({tensor.dtype}, {counted(tensor.numel, 'element')})"
-
-
-def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    found: list[int] = []
-    for size in reversed(shape):
-        flat, at = divmod(flat, size)
-        found.append(at)
-    return tuple(reversed(found))
 
 
 def _finding(tensor: TensorInfo, severity: Severity, slug: str, message: str) -> Finding:

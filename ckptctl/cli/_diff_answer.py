@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptctl.cli._diff_text import show
-from ckptctl.cli._errors import NO, OK, TROUBLE
+from ckptctl.cli._errors import NO, OK, TROUBLE, mute
 from ckptctl.cli._output import Printer, print_json, to_json
 from ckptctl.cli._progress import Bar
 from ckptctl.ops.diff import Options, open_both
@@ -32,8 +33,13 @@ def answer(a: Path, b: Path, options: Options, shown: Shown) -> int:
     both = open_both(a, b, options)
     with Bar(2 * both.nbytes, shown=not shown.quiet) as bar:
         report = both.report(lambda count: bar.advance(2 * count), depth=shown.depth)
-    if shown.json and not shown.quiet:
-        print_json({"schema": "ckptctl.diff/1", "diff": to_json(report)})
-    elif not shown.quiet:
-        show(Printer(), report, top=shown.top, everything=shown.all, brief=shown.brief)
-    return TROUBLE if report.unread else OK if report.equal else NO
+    status = TROUBLE if report.unread else OK if report.equal else NO
+    try:
+        if shown.json and not shown.quiet:
+            print_json({"schema": "ckptctl.diff/1", "diff": to_json(report)})
+        elif not shown.quiet:
+            show(Printer(), report, top=shown.top, everything=shown.all, brief=shown.brief)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on; the exit status still counts
+        mute()
+    return status

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptctl.cli._options import OUTPUT
+from ckptctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckptctl.tensors.tolerance import Tolerance
 
 _EQUAL, _NAMES = "What counts as equal", "Names"
 
@@ -50,3 +55,18 @@ Depth = Annotated[
 Top = Annotated[
     int, typer.Option("--top", metavar="N", min=0, help="So many of each kind are shown.", rich_help_panel=OUTPUT)
 ]
+
+
+def tolerance_of(close: bool, rtol: float | None, atol: float | None) -> Tolerance | None:
+    """Return what is close; None if bits are to be compared.
+
+    Raises
+    ------
+    UsageError
+        A number is no number, or infinite: then all would be close.
+    """
+    from ckptctl.tensors.tolerance import Tolerance
+
+    if not all(math.isfinite(one) for one in (rtol, atol) if one is not None):
+        raise UsageError("--rtol and --atol take finite numbers")
+    return Tolerance(rtol=rtol, atol=atol) if close or rtol is not None or atol is not None else None

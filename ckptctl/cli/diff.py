@@ -48,7 +48,6 @@ def run(
     from ckptctl.cli._diff_answer import Shown, answer
     from ckptctl.ops.diff import Options
     from ckptctl.rewrite.names import parse_rename
-    from ckptctl.tensors.tolerance import Tolerance
 
     asked = Options(
         only=only,
@@ -56,7 +55,7 @@ def run(
         exclude=tuple(exclude or ()),
         strip_prefix=tuple(strip_prefix or ()),
         rename=tuple(parse_rename(text, option="--map") for text in rename or ()),
-        tolerance=Tolerance(rtol=rtol, atol=atol) if close or rtol is not None or atol is not None else None,
+        tolerance=given.tolerance_of(close, rtol, atol),
         dtype_tolerant=dtype_tolerant,
         all=all_,
         first=quiet or (brief and not json),

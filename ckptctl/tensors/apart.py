@@ -62,12 +62,12 @@ class Part:
             self.ulps = max(self.ulps or 0, after.ulps)
 
 
-def apart(x: Bytes, y: Bytes, dtypes: tuple[DType, DType], tolerance: Tolerance | None, power: int) -> Part:
-    """Compare elements of A and of B; sums are of the numbers times two to the `power`.
+def apart(x: Bytes, y: Bytes, dtypes: tuple[DType, DType], tolerance: Tolerance | None) -> Part:
+    """Compare elements of A and of B.
 
     What overflows or is no number is for the caller to pass over in silence, once for all parts.
     """
-    return _Pair(x, y, dtypes).part(tolerance, power)
+    return _Pair(x, y, dtypes).part(tolerance)
 
 
 class _Pair:
@@ -83,7 +83,7 @@ class _Pair:
             self._a, self._b = _as_pairs(self._a, dtypes[0]), _as_pairs(self._b, dtypes[1])
         self._codes, self._coded = (bits, dtypes[0]) if self._same else rounded(bits, (self._a, self._b), dtypes)
 
-    def part(self, tolerance: Tolerance | None, power: int) -> Part:
+    def part(self, tolerance: Tolerance | None) -> Part:
         import numpy as np
 
         a, b = self._a, self._b
@@ -93,8 +93,12 @@ class _Pair:
         each = self._each(different)
         changed = int(np.count_nonzero(each))
         if self._same and not changed:
-            return _equal(a, self._numel, power, self._elementwise)
-        return self._apart(different, each, changed, tolerance, power)
+            return _equal(a, self._numel, self._elementwise)
+        return self._apart(different, each, changed, tolerance)
+
+    @property
+    def _integers(self) -> bool:
+        return not self._same and all(map(is_integer, self._dtypes))
 
     @property
     def _numel(self) -> int:
@@ -111,16 +115,18 @@ class _Pair:
         found: Array = np.repeat(flags.reshape(-1, 2).all(axis=1), 2) if self._pairs else flags
         return found
 
-    def _apart(self, different: Array, each: Array, changed: int, tolerance: Tolerance | None, power: int) -> Part:
+    def _apart(self, different: Array, each: Array, changed: int, tolerance: Tolerance | None) -> Part:
         import numpy as np
 
         a, b = self._a, self._b
         delta = self._delta()
         size = self._sizes(delta)
+        if self._integers:  # of two types, as float64: apart by one at least
+            size = np.maximum(size, each)
         total = float(size.sum())
         if not math.isfinite(total):
-            return self._partly(different, each, changed, tolerance, power)
-        found = Part(numel=self._numel, finite=self._numel, sums=_sums(a, b, delta, power), changed=changed)
+            return self._partly(different, each, changed, tolerance)
+        found = Part(numel=self._numel, finite=self._numel, sums=_sums(a, b, delta), changed=changed)
         found.size, found.max_abs = total, self._largest(size)
         found.signs = self._signs(None)
         found.ulps = self._ulps(None)
@@ -129,7 +135,7 @@ class _Pair:
             found.beyond = int(np.count_nonzero(size > self._close(tolerance, a)))
         return found
 
-    def _partly(self, different: Array, each: Array, changed: int, tolerance: Tolerance | None, power: int) -> Part:
+    def _partly(self, different: Array, each: Array, changed: int, tolerance: Tolerance | None) -> Part:
         """Compare where some numbers are not finite; those have counts of their own."""
         import numpy as np
 
@@ -140,7 +146,7 @@ class _Pair:
         infinite = self._each((np.isinf(a) | np.isinf(b)) & (a != b)) & ~nan_a & ~nan_b
         sized = np.where(usable, self._sizes(self._delta()), 0)
         found = Part(
-            numel=self._numel, finite=int(np.count_nonzero(usable)), sums=_sums(a[ok], b[ok], (b - a)[ok], power),
+            numel=self._numel, finite=int(np.count_nonzero(usable)), sums=_sums(a[ok], b[ok], (b - a)[ok]),
             changed=changed, nan=int(np.count_nonzero(nan_a != nan_b)), infinite=int(np.count_nonzero(infinite)),
         )  # fmt: skip
         found.size, found.max_abs = float(sized.sum()), self._largest(sized)
@@ -161,6 +167,8 @@ class _Pair:
         import numpy as np
 
         one, other = self._codes
+        if self._coded is not None and self._coded.name == "F8_E8M0":
+            return 0  # it has no sign
         if self._same and real(self._dtypes[0]) in FLOATS:
             turned = (one ^ other) >> one.dtype.type(8 * one.itemsize - 1)
         else:
@@ -239,14 +247,14 @@ def _as_pairs(values: npt.NDArray[np.float64], dtype: DType) -> npt.NDArray[np.f
     return values if is_complex(dtype) else np.stack([values, np.zeros_like(values)], axis=1).reshape(-1)
 
 
-def _equal(a: Array, numel: int, power: int, elementwise: Any) -> Part:
+def _equal(a: Array, numel: int, elementwise: Any) -> Part:
     import numpy as np
 
-    square = _dot(a, a, power)
+    square = dot(a, a)
     if math.isfinite(square):
         return Part(numel=numel, finite=numel, sums=(square, square, 0.0, square))
     ok = elementwise(np.isfinite(a))
-    square = _dot(a[ok], a[ok], power)
+    square = dot(a[ok], a[ok])
     return Part(numel=numel, finite=int(np.count_nonzero(ok)) * numel // len(a), sums=(square, square, 0.0, square))
 
 
@@ -263,15 +271,12 @@ def _ordered(bits: Array, dtype: DType) -> Array:
     return signed
 
 
-def _sums(a: Array, b: Array, delta: Array, power: int) -> tuple[float, float, float, float]:
-    if power:  # the difference itself may have overflowed
-        delta = b * 2.0**power - a * 2.0**power
-    return _dot(a, a, power), _dot(b, b, power), _dot(delta, delta, 0), _dot(a, b, power)
+def _sums(a: Array, b: Array, delta: Array) -> tuple[float, float, float, float]:
+    return dot(a, a), dot(b, b), dot(delta, delta), dot(a, b)
 
 
-def _dot(a: Array, b: Array, power: int) -> float:
+def dot(a: Array, b: Array) -> float:
+    """Return the sum of products; not by a library of linear algebra, which has threads of its own."""
     import numpy as np
 
-    if power:
-        a, b = a * 2.0**power, b * 2.0**power
-    return float(np.einsum("i,i->", a, b))  # not by a library of linear algebra, with threads of its own
+    return float(np.einsum("i,i->", a, b))

@@ -32,6 +32,15 @@ def same_bytes(one: TensorInfo, other: TensorInfo, progress: Callable[[int], Non
         progress(count)
 
 
+def unravelled(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index of an element, one number for each dimension, by its number row by row."""
+    found: list[int] = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        found.append(at)
+    return tuple(reversed(found))
+
+
 def same_place(one: TensorInfo, other: TensorInfo) -> bool:
     """Whether two tensors are the same bytes of the same file on disk, read in the same way."""
     if not one.pieces or not other.pieces or _place(one.pieces[0]) != _place(other.pieces[0]):

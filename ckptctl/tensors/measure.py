@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptctl.tensors.apart import Part, apart
+from ckptctl.tensors.compare import unravelled
+from ckptctl.tensors.norms import derived, scaled_norms
+from ckptctl.tensors.numbers import real
 from ckptctl.tensors.stream import Stream, small
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ckptctl.model import DType, TensorInfo
     from ckptctl.tensors.tolerance import Tolerance
 
+_LEAST = 1e-280
 _PART = 1 << 14
 """Elements looked at together, so that what is worked out of them stays in the cache."""
 
@@ -28,8 +32,8 @@ class Measures:
     are the largest and the mean absolute difference of what is finite in both; `norm_a`, `norm_b` and `norm_delta` the
     square roots of the sums of squares of those; `relative_l2` is the norm of the difference over that of A, `cosine`
     None where a norm is 0, and `snr_db` the ratio of A to the difference in decibel. `worst` is the index of the
-    element that is farthest off, one that became NaN or infinite, or ceased to be, before all others. `ulps` is
-    how many representable numbers lie between, at most; None for what is no floating type. `signs`, `nan` and
+    element that is farthest off, one that became NaN or infinite, or ceased to be, before all others; None if none is.
+    `ulps` is how many representable numbers lie between, at most; None for what is no floating type. `signs`, `nan` and
     `infinite` count elements whose sign, or being NaN or infinite, changed.
     """
 
@@ -45,13 +49,37 @@ class Measures:
     relative_l2: float
     cosine: float | None
     snr_db: float
-    worst: tuple[int, ...]
+    worst: tuple[int, ...] | None
     worst_a: float | str
     worst_b: float | str
     ulps: int | None
     signs: int
     nan: int
     infinite: int
+
+
+def merged(several: Sequence[Measures]) -> Measures:
+    """Return the measures of blocks as those of all of them; the worst element is that of the block that has it."""
+    worst = max(several, key=lambda one: (one.nan + one.infinite > 0, one.max_abs, one.changed))
+    numel = sum(one.numel for one in several)
+    changed = sum(one.changed for one in several)
+    ulps = [one.ulps for one in several if one.ulps is not None]
+    beyond = [one.beyond for one in several if one.beyond is not None]
+    norms = {name: math.hypot(*(getattr(one, name) for one in several)) for name in ("norm_a", "norm_b", "norm_delta")}
+    products = sum((one.cosine or 0.0) * one.norm_a * one.norm_b for one in several)
+    mean = sum(one.mean_abs * one.numel for one in several) / numel
+    return replace(
+        worst,
+        numel=numel,
+        changed=changed,
+        share=changed / numel,
+        beyond=sum(beyond) if beyond else None,
+        ulps=max(ulps, default=None),
+        signs=sum(one.signs for one in several),
+        nan=sum(one.nan for one in several),
+        infinite=sum(one.infinite for one in several),
+        **derived(norms["norm_a"], norms["norm_b"], norms["norm_delta"], products, mean),
+    )
 
 
 def measure(
@@ -69,42 +97,36 @@ def measure(
     """
     import numpy as np
 
-    power = 0
+    dtypes = one.dtype, other.dtype
     with np.errstate(all="ignore"):
-        found = _total(_parts(one, other, tolerance, dense, 0, progress))
-        if dense == (None, None) and (power := _power(found)):
-            # Squares of float64 overflow or vanish where the numbers themselves do not: the same once more, scaled.
-            found.sums = _total(_parts(one, other, tolerance, dense, power, lambda _: None)).sums
-    return _measures(found, one.shape, power, tolerance)
+        parts = (apart(x, y, dtypes, tolerance) for x, y in _runs(one, other, dense, progress))
+        found = next(parts)
+        for part in parts:
+            found.add(part)
+        made = _measures(found, one.shape, tolerance)
+        if dense == (None, None) and not _is_safe(found) and "F64" in map(real, dtypes):
+            # Squares of float64 overflow or vanish where the numbers themselves do not.
+            norms = scaled_norms(lambda: _runs(one, other, dense, lambda _: None), dtypes)
+            made = replace(made, **norms)
+    return made
 
 
-def _total(parts: Iterator[Part]) -> Part:
-    found = next(parts)
-    for part in parts:
-        found.add(part)
-    return found
+def _is_safe(found: Part) -> bool:
+    """Whether sums of squares are neither too large nor so small that some vanished."""
+    return math.isfinite(found.size) and all(_LEAST < one < math.inf for one in found.sums[: 3 if found.changed else 2])
 
 
-def _power(found: Part) -> int:
-    """By which power of two to multiply, if sums of squares are not to be had otherwise."""
-    largest = found.max_abs
-    if all(map(math.isfinite, found.sums)) and (found.sums[2] > 1e-290 or not largest):
-        return 0
-    return -600 if largest > 1 or not all(map(math.isfinite, found.sums)) else 600
-
-
-def _parts(  # noqa: PLR0913, PLR0917  # what goes along with two streams
+def _runs(
     one: TensorInfo,
     other: TensorInfo,
-    tolerance: Tolerance | None,
     dense: tuple[Iterator[memoryview] | None, Iterator[memoryview] | None],
-    power: int,
     progress: Callable[[int], None],
-) -> Iterator[Part]:
+) -> Iterator[tuple[bytes | bytearray | memoryview, bytes | bytearray | memoryview]]:
+    """Yield the same few elements of both sides, run by run."""
     here, there = (small(one), small(other)) if dense == (None, None) else (None, None)
     if here and there and one.numel <= _PART:
         progress(here.length)
-        yield apart(here.read(), there.read(), (one.dtype, other.dtype), tolerance, power)
+        yield here.read(), there.read()
         return
     left, right = Stream(one, dense=dense[0]), Stream(other, dense=dense[1])
     while count := min(_elements(left, one.dtype), _elements(right, other.dtype)):
@@ -113,7 +135,7 @@ def _parts(  # noqa: PLR0913, PLR0917  # what goes along with two streams
             few = min(_PART, count - at)
             places = (slice(_bytes(at, dtype), _bytes(at + few, dtype)) for dtype in (one.dtype, other.dtype))
             x, y = (memoryview(raw)[place] for raw, place in zip((a, b), places, strict=True))
-            yield apart(x, y, (one.dtype, other.dtype), tolerance, power)
+            yield x, y
         progress(len(a))
 
 
@@ -125,25 +147,17 @@ def _bytes(count: int, dtype: DType) -> int:
     return count * dtype.bits // 8
 
 
-def _measures(found: Part, shape: tuple[int, ...], power: int, tolerance: Tolerance | None) -> Measures:
-    scale = 2.0**-power
+def _measures(found: Part, shape: tuple[int, ...], tolerance: Tolerance | None) -> Measures:
     a2, b2, d2, ab = found.sums
-    norms = math.sqrt(a2) * math.sqrt(b2)
-    relative = _ratio(math.sqrt(d2), math.sqrt(a2))
+    norms = derived(math.sqrt(a2), math.sqrt(b2), math.sqrt(d2), ab, found.size / found.finite if found.finite else 0.0)
     return Measures(
         numel=found.numel,
         changed=found.changed,
         share=found.changed / found.numel if found.numel else 0.0,
         beyond=found.beyond if tolerance else None,
         max_abs=found.max_abs,
-        mean_abs=found.size / found.finite if found.finite else 0.0,
-        norm_a=math.sqrt(a2) * scale,
-        norm_b=math.sqrt(b2) * scale,
-        norm_delta=math.sqrt(d2) * scale,
-        relative_l2=relative,
-        snr_db=math.inf if not relative else -math.inf if math.isinf(relative) else -20 * math.log10(relative),
-        cosine=ab / norms if norms and math.isfinite(norms) else None,
-        worst=_index(found.worst, shape) if found.worst >= 0 else (),
+        **norms,
+        worst=unravelled(found.worst, shape) if found.worst >= 0 else None,
         worst_a=found.worst_a,
         worst_b=found.worst_b,
         ulps=found.ulps,
@@ -151,15 +165,3 @@ def _measures(found: Part, shape: tuple[int, ...], power: int, tolerance: Tolera
         nan=found.nan,
         infinite=found.infinite,
     )
-
-
-def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    found: list[int] = []
-    for size in reversed(shape):
-        flat, at = divmod(flat, size)
-        found.append(at)
-    return tuple(reversed(found))
-
-
-def _ratio(over: float, under: float) -> float:
-    return over / under if under else math.inf if over else 0.0

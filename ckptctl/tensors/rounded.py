@@ -28,6 +28,8 @@ def rounded(
     `bits` are the codes of both sides, `values` what they mean. Of types of one width B's is meant. Integers and what
     is never rounded to are compared as they are.
     """
+    import numpy as np
+
     a, b = (DTYPES[real(dtype)] for dtype in dtypes)
     to_b = is_integer(a) or (b.name in FLOATS and a.bits >= b.bits)
     source, target = (a, b) if to_b else (b, a)
@@ -36,6 +38,9 @@ def rounded(
     wide, narrow = (0, 1) if to_b else (1, 0)
     if source.name in FLOATS:
         made = _cast(bits[wide], source, target)
+        if source.name == "F64" and target.name != "F32":  # torch rounds to float32 first
+            twice = _cast(_cast(bits[wide], source, DTYPES["F32"]), DTYPES["F32"], target)
+            made = np.where(twice == bits[narrow], twice, made)
     elif is_integer(source):
         made = _cast(values[wide], DTYPES["F64"], target)
     else:

@@ -62,6 +62,30 @@ def densified(tensor: TensorInfo, *, most: int = 16 << 20) -> Iterator[memoryvie
     return _windows(tensor, _merged(tensor, _items(tensor)), most)
 
 
+def stored_of_both(one: TensorInfo, other: TensorInfo) -> tuple[bytes, bytes, npt.NDArray[Any]] | None:
+    """Return the values of two sparse tensors wherever either stores one, and where that is, row by row.
+
+    None if one of them stores more than single values at their places; then both have to be written out.
+    """
+    import numpy as np
+
+    items = []
+    for tensor in (one, other):
+        if tensor.layout not in LAYOUTS or tensor.dtype.bits % 8:
+            return None
+        _check_limits(tensor)
+        items.append(_merged(tensor, _items(tensor)))
+    if any(found.values.size and found.values.shape[1] != 1 for found in items):
+        return None
+    places = np.union1d(items[0].first, items[1].first)
+    made = []
+    for tensor, found in zip((one, other), items, strict=True):
+        values = np.zeros(len(places), item(tensor.dtype))
+        values[np.searchsorted(places, found.first)] = found.values.reshape(-1)
+        made.append(values.tobytes())
+    return made[0], made[1], places
+
+
 def _check_limits(tensor: TensorInfo) -> None:
     size = sum(-(-part.numel * part.dtype.bits // 8) for part in tensor.parts)
     # Where a dimension is 0, there are no bytes to hold the others down.

@@ -44,7 +44,8 @@ def test_the_report_of_a_fine_tune(ckptctl, tuned, monkeypatch):
     assert lines[0] == "3 of 13 tensors differ, 1 only in B · 2 values differ · 10 equal"
     assert lines[1].startswith("  A: base.safetensors · safetensors · ")
     assert lines[4].split() == ["module", "changed", "relative", "change", "max", "|Δ|"]
-    assert lines[5].startswith("model.layers.3.attn    1 of 2   ████████████████████   5.0e-01")
+    assert lines[5].startswith("model.layers.3.mlp     1 of 1   not finite             0.0e+00")
+    assert lines[6].startswith("model.layers.3.attn    1 of 2   ████████████████████   5.0e-01")
     assert "~ model.layers.3.mlp.weight   F32 [8, 8]" in lines
     assert "    1 of 64 elements (1.56%) · 1 became NaN or ceased to be" in lines
     assert "at [0, 0]: " in result.out
@@ -84,8 +85,8 @@ def test_one_document(ckptctl, tuned):
     assert by_name["model.layers.3.mlp.weight"]["measures"]["worst_b"] == {"$float": "nan"}
     assert by_name["lm_head.weight"]["measures"]["max_abs"] == pytest.approx(0.01, rel=1e-4)
     assert found["values"] == [
-        {"path": "step", "a": None, "b": 1200, "only": "b"},
-        {"path": "lr", "a": None, "b": 0.0, "only": "b"},
+        {"path": "step", "a": None, "b": 1200, "only": "b", "unread": False},
+        {"path": "lr", "a": None, "b": 0.0, "only": "b", "unread": False},
     ]
     assert [one["name"] for one in found["only_b"]] == ["new.weight"]
     assert found["modules"][0]["component"] == "model"
@@ -106,7 +107,7 @@ def test_names_may_be_changed(ckptctl, tmp_path):
     save_file({"layers.0.w": torch.zeros(3)}, tmp_path / "b.safetensors")
     command = ("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert "1 only in A, 1 only in B" in ckptctl(*command).out
-    assert "1 of 1 tensor differ" in ckptctl(*command, "--map", r"^h\.=layers.").out
+    assert "1 of 1 tensor differs" in ckptctl(*command, "--map", r"^h\.=layers.").out
     assert "--map (: not of the form" in ckptctl(*command, "--map", "(").err
 
 

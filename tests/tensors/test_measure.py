@@ -172,7 +172,7 @@ def test_nothing_finite_changed(tmp_path):
     assert found.max_abs == 0
     assert found.snr_db == math.inf
     same = measure(one, one)
-    assert (same.changed, same.relative_l2, same.cosine, same.worst) == (0, 0.0, pytest.approx(1.0), ())
+    assert (same.changed, same.relative_l2, same.cosine, same.worst) == (0, 0.0, pytest.approx(1.0), None)
 
 
 NARROWING = [(a, b) for a in ("F64", "F32", "F16", "BF16") for b in ("F32", "F16", "BF16", *FLOATS[4:]) if a != b]

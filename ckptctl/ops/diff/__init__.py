@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.ops.diff.beside import byte_identical, metadata_differences, notes
+from ckptctl.errors import UsageError
+from ckptctl.model import Component
+from ckptctl.ops.diff.beside import byte_identical, metadata_differences, notes, rank_differences
 from ckptctl.ops.diff.modules import roll_up
 from ckptctl.ops.diff.options import Options
 from ckptctl.ops.diff.pairing import Pairs, pair_by_bytes, pair_by_name
 from ckptctl.ops.diff.report import DiffReport, Kind, ModuleDiff, Renaming, Side, TensorDiff, TensorLine, TieDiff
-from ckptctl.ops.diff.sides import Opened, open_side
+from ckptctl.ops.diff.sides import Opened, add_aliases, open_side
 from ckptctl.ops.diff.work import compare_all
 from ckptctl.rewrite.trees import count_values
 from ckptctl.values.compare import ValueDiff, value_differences
@@ -59,9 +61,22 @@ def diff(
 def open_both(a: Path, b: Path, options: Options) -> Comparison:
     """Open both sides, and put together what belongs together by name. No tensor is read."""
     one, other = open_side(a, options, first=True), open_side(b, options, first=False)
+    add_aliases(one, other)
+    _check_selected(one, other, options)
     same = not options.rename and a.samefile(b)
     pairs = pair_by_name(one.tensors, other.tensors, stored=not options.rename)
     return Comparison(a=one, b=other, options=options, pairs=pairs, same_file=same)
+
+
+def _check_selected(a: Opened, b: Opened, options: Options) -> None:
+    """Refuse a comparison of nothing, which would find all of it equal."""
+    if a.tensors or b.tensors or any(a.values.values()) or any(b.values.values()):
+        return
+    if options.selects:
+        raise UsageError("--include and --exclude leave no tensor of either side")
+    if options.only:
+        there = ", ".join({one.value: None for side in (a, b) for one in side.checkpoint.parts}) or "nothing"
+        raise UsageError(f"neither side has a component {options.only.value}", hint=f"they have: {there}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +103,7 @@ class Comparison:
             progress(count)
 
         values = list(self._values())
-        metadata = tuple(metadata_differences(self.a.checkpoint, self.b.checkpoint))
+        metadata = self._metadata()
         ties = tuple(self._ties())
         beside = bool(values or metadata or any(tie.known for tie in ties))
         early = self.options.first and (beside or self._unpaired)
@@ -116,7 +131,7 @@ class Comparison:
             values=tuple(values),
             metadata=metadata,
             modules=self._modules(diffs, depth),
-            notes=tuple(notes(self.a.checkpoint, self.b.checkpoint, equal=equal)),
+            notes=self._notes(equal=equal),
             read=self._read,
         )
 
@@ -125,7 +140,7 @@ class Comparison:
         diffs: list[TensorDiff] = []
         if stopped:
             return diffs, 0, False
-        if self.same_file:
+        if self.same_file and not self.options.all:
             return diffs, len(self.pairs.found), True
         count = 0
         for one in compare_all(self.pairs.found, self.options, advance):
@@ -145,6 +160,15 @@ class Comparison:
         """Whether tensors are on one side only, or have other names."""
         return bool(self.pairs.left_a or self.pairs.left_b or self.pairs.edits)
 
+    def _metadata(self) -> tuple[ValueDiff, ...]:
+        if self.options.selects or self.options.only not in (None, Component.MODEL):
+            return ()
+        return tuple(metadata_differences(self.a.checkpoint, self.b.checkpoint))
+
+    def _notes(self, *, equal: bool) -> tuple[str, ...]:
+        doubts = dict.fromkeys((*self.a.doubts, *self.b.doubts))
+        return (*doubts, *notes(self.a.checkpoint, self.b.checkpoint, self.options, equal=equal))
+
     def _identical(self, *, equal: bool) -> bool | None:
         return byte_identical(self.a.checkpoint, self.b.checkpoint) if equal and not self.same_file else None
 
@@ -154,7 +178,9 @@ class Comparison:
             prefix = self.b.prefixes.get(component) or self.a.prefixes.get(component) or ""
             for found in value_differences(a.get(component, {}), b.get(component, {})):
                 path = f"{prefix}.{found.path}" if prefix else found.path
-                yield ValueDiff(path=path, a=found.a, b=found.b, only=found.only)
+                yield replace(found, path=path)
+        if not self.options.selects and self.options.only is None:
+            yield from rank_differences(self.a.checkpoint, self.b.checkpoint)
 
     def _ties(self) -> Iterator[TieDiff]:
         """Yield names that are tied on one side, and are there and apart on the other."""

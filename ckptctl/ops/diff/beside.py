@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.digests import recorded_for, sums_of
 from ckptctl.errors import CkptctlError
 from ckptctl.model.ties import recorded_ties
 from ckptctl.storage import LocalFile
-from ckptctl.values import VALUES_KEY, is_module
+from ckptctl.values import VALUES_KEY, as_mapping, is_module, text_items
 from ckptctl.values.compare import ValueDiff, value_differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptctl.model import Checkpoint, Contents
+    from ckptctl.ops.diff.options import Options
 
 _SILENT = frozenset({"format", VALUES_KEY, "total_size", "total_parameters", "DCP_SHARDING_INFO", "DCP_VERSION"})
 """Keys that say how a file is made, not what is in it."""
+_BY_RANK = frozenset({"rank-files", "deepspeed"})
+"""Layouts with a file for each rank, of which each holds plain values."""
 _BLOCK = 1 << 20
 
 
@@ -28,15 +32,42 @@ def metadata_differences(a: Checkpoint, b: Checkpoint) -> Iterator[ValueDiff]:
 
 
 def _texts(side: Checkpoint) -> dict[str, object]:
-    found: dict[str, object] = {}
+    """Return texts by key; of files that say different things all of those."""
+    found: dict[str, list[str]] = {}
     for contents in side.files:
         ties = recorded_ties(contents.metadata, contents.tensors)
-        found |= {key: text for key, text in contents.metadata.items() if key not in _SILENT and key not in ties}
-    return found
+        for key, text in contents.metadata.items():
+            if key not in _SILENT and key not in ties:
+                found.setdefault(key, []).append(text)
+    return {key: texts[0] if len(set(texts)) == 1 else tuple(texts) for key, texts in found.items()}
 
 
-def notes(a: Checkpoint, b: Checkpoint, *, equal: bool) -> Iterator[str]:
+def rank_differences(a: Checkpoint, b: Checkpoint) -> Iterator[ValueDiff]:
+    """Yield where plain values of other ranks than the first differ, of checkpoints with a file for each."""
+    if a.layout in _BY_RANK and a.layout == b.layout:
+        one, other = _by_name(a), _by_name(b)
+        for name in {**one, **other}:
+            for found in value_differences(_items(one.get(name)), _items(other.get(name))):
+                yield replace(found, path=f"{name}: {found.path}")
+
+
+def _by_name(side: Checkpoint) -> dict[str, object]:
+    return {one.range.file.path.name: one.values for one in side.files[1:]}
+
+
+def _items(values: object) -> dict[str, object]:
+    items = as_mapping(values)
+    return dict(text_items(items)) if items is not None else {"": values} if values is not None else {}
+
+
+def notes(a: Checkpoint, b: Checkpoint, options: Options, *, equal: bool) -> Iterator[str]:
     """Yield what was not compared, and what digests on record say."""
+    if options.selects:
+        yield "plain values and metadata were not compared, since --include and --exclude choose tensors"
+    elif a.layout != b.layout:
+        for letter, side in (("A", a), ("B", b)):
+            if side.layout in _BY_RANK and len(side.files) > 1:
+                yield f"of the ranks of {letter} only the plain values of the first were compared"
     modules = [any(is_module(one.values) for one in side.files) for side in (a, b)]
     if modules[0] != modules[1]:
         yield f"{'A' if modules[0] else 'B'} is a whole module: its tensors were compared, its program was not"

@@ -24,8 +24,9 @@ class _Sum:
     component: Component
     changed: int = 0
     numbers: bool = False
-    a2: float = 0.0
-    d2: float = 0.0
+    a: float = 0.0
+    delta: float = 0.0
+    lost: int = 0
     max_abs: float = 0.0
 
 
@@ -51,14 +52,19 @@ def roll_up(changed: Sequence[TensorDiff], keys: Iterable[Key], depth: int | Non
             tensors=totals[path],
             relative_l2=_ratio(one) if one.numbers else None,
             max_abs=one.max_abs,
+            not_finite=one.lost,
         )
         for path, one in sums.items()
     ]
     return tuple(sorted(rows, key=_rank))
 
 
-def _rank(row: ModuleDiff) -> tuple[bool, float]:
-    return row.component is not Component.MODEL, -(math.inf if row.relative_l2 is None else row.relative_l2)
+def _rank(row: ModuleDiff) -> tuple[bool, bool, float]:
+    return (
+        row.component is not Component.MODEL,
+        not row.not_finite,
+        -(math.inf if row.relative_l2 is None else row.relative_l2),
+    )
 
 
 def _path(component: Component, name: str) -> tuple[str, ...]:
@@ -90,10 +96,11 @@ def _add(into: _Sum, one: TensorDiff) -> None:
     into.changed += 1
     if one.measures:
         into.numbers = True
-        into.a2 += one.measures.norm_a**2
-        into.d2 += one.measures.norm_delta**2
+        into.a = math.hypot(into.a, one.measures.norm_a)
+        into.delta = math.hypot(into.delta, one.measures.norm_delta)
+        into.lost += one.measures.nan + one.measures.infinite
         into.max_abs = max(into.max_abs, one.measures.max_abs)
 
 
 def _ratio(one: _Sum) -> float:
-    return math.sqrt(one.d2 / one.a2) if one.a2 else math.inf if one.d2 else 0.0
+    return one.delta / one.a if one.a else math.inf if one.delta else 0.0

@@ -47,6 +47,11 @@ class Options:
     all: bool = False
     first: bool = False
 
+    @property
+    def selects(self) -> bool:
+        """Whether globs choose among the tensors; plain values are left out then."""
+        return bool(self.include or self.exclude)
+
     def takes(self, name: str) -> bool:
         """Whether the globs take a name."""
         taken = not self.include or any(fnmatchcase(name, glob) for glob in self.include)

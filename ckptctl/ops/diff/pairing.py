@@ -23,7 +23,7 @@ _WRAPPERS = frozenset({
     "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_wrapped_module",
 })  # fmt: skip
 """Names that wrappers of modules add anywhere on the way to a parameter."""
-_HEAD, _DEEP, _FEW = 1 << 16, 8, 2
+_HEAD, _DEEP, _FEW, _ROUNDS, _MOST_EDITS = 1 << 16, 8, 2, 8, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,13 @@ class Pairs:
     def take(self, a: Key, b: Key) -> None:
         """Put two together."""
         one, other = self.left_a.pop(a), self.left_b.pop(b)
-        renamed = a[1] != b[1] and one.name != other.name
+        renamed = a != b and one.name != other.name
         self.found.append(Pair(a, b, one, other, renamed))
         if renamed:
-            edit = _edit(a[1], b[1])
+            old, new = (a[1], b[1]) if a[1] != b[1] else (one.name, other.name)
+            edit = _edit(old, new)
             self.edits[edit] += 1
-            self.examples.setdefault(edit, (a[1], b[1]))
+            self.examples.setdefault(edit, (old, new))
 
     def renamings(self) -> tuple[Renaming, ...]:
         """Return what became of names, each kind of change once, the most frequent first."""
@@ -75,8 +76,9 @@ def pair_by_name(a: Tensors, b: Tensors, *, stored: bool = True) -> Pairs:
                   {key: one for key, one in b.items() if key not in a})  # fmt: skip
     for name_of in (*((_stored,) if stored else ()), _named, _unwrapped):
         _take_unique(pairs, name_of)
-    while pairs.left_a and pairs.left_b and _take_below(pairs):
-        pass
+    for _ in range(_ROUNDS):
+        if not (pairs.left_a and pairs.left_b and _take_below(pairs)):
+            break
     return pairs
 
 
@@ -140,7 +142,7 @@ def pair_by_bytes(pairs: Pairs, progress: Callable[[int], None]) -> None:
     kinds: list[dict[tuple[str, tuple[int, ...]], list[Key]]] = [{}, {}]
     for side, left in zip(kinds, (pairs.left_a, pairs.left_b), strict=True):
         for key, one in left.items():
-            if one.layout == "strided" and one.whole and one.numel:
+            if one.layout == "strided" and one.whole:
                 side.setdefault((one.dtype.name, one.shape), []).append(key)
     ambiguous: list[tuple[list[Key], list[Key]]] = []
     for kind in kinds[0].keys() & kinds[1].keys():
@@ -148,9 +150,8 @@ def pair_by_bytes(pairs: Pairs, progress: Callable[[int], None]) -> None:
                    zip((kinds[0][kind], kinds[1][kind]), (pairs.left_a, pairs.left_b), strict=True)]  # fmt: skip
         for head, keys in by_head[0].items():
             others = by_head[1].get(head, [])
-            if len(keys) == len(others) == 1:
-                a, b = pairs.left_a[keys[0]], pairs.left_b[others[0]]
-                if a.numel > 1 and same_bytes(a, b, progress):
+            if len(keys) == len(others) == 1 and pairs.left_a[keys[0]].numel > 1:
+                if same_bytes(pairs.left_a[keys[0]], pairs.left_b[others[0]], progress):
                     pairs.take(keys[0], others[0])
             elif others:
                 ambiguous.append((keys, others))
@@ -160,13 +161,14 @@ def pair_by_bytes(pairs: Pairs, progress: Callable[[int], None]) -> None:
 
 def _take_alike(pairs: Pairs, keys: list[Key], others: list[Key], progress: Callable[[int], None]) -> None:
     """Among several of the same bytes go by what other names became, and then by their order."""
+    edits = pairs.edits.most_common(_MOST_EDITS)
     by_digest = [_by(_digest, keys, pairs.left_a, progress), _by(_digest, others, pairs.left_b, progress)]
     for digest, same in by_digest[0].items():
         left = dict.fromkeys(by_digest[1].get(digest, ()))
         names = {key[1]: key for key in left}
         rest = []
         for key in same:
-            renamed = (_renamed(key[1], edit) for edit in list(pairs.edits))
+            renamed = (_renamed(key[1], edit) for edit, _ in edits)
             other = next((names[name] for name in renamed if name in names and names[name] in left), None)
             if other is None:
                 rest.append(key)

@@ -114,7 +114,8 @@ class ModuleDiff:
     """A module: how many of its tensors changed, and how far.
 
     `relative_l2` is the norm of the difference over that of A, both of the tensors that changed; None where they are no
-    numbers. `max_abs` is the largest absolute difference.
+    numbers. `max_abs` is the largest absolute difference; `not_finite` counts elements that became NaN or infinite, or
+    ceased to be.
     """
 
     name: str
@@ -123,6 +124,7 @@ class ModuleDiff:
     tensors: int
     relative_l2: float | None
     max_abs: float
+    not_finite: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,4 +160,4 @@ class DiffReport:
     @property
     def unread(self) -> bool:
         """Whether something could not be compared."""
-        return any(one.kind is Kind.UNREAD for one in self.tensors)
+        return any(one.kind is Kind.UNREAD for one in self.tensors) or any(one.unread for one in self.values)

@@ -10,13 +10,13 @@ from ckptctl.errors import CorruptError
 from ckptctl.model import Component, Severity
 from ckptctl.model.ties import recorded_ties, tied_keys
 from ckptctl.ops.diff.report import Side
-from ckptctl.rewrite.names import new_names
+from ckptctl.rewrite.names import new_names, without_match
 from ckptctl.rewrite.options import Options as Naming
 from ckptctl.runs import open_one
 from ckptctl.values import Numbers, Span, TensorRef, as_mapping, nested, text_items
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from ckptctl.model import Checkpoint, Finding, Part, TensorInfo
@@ -31,13 +31,22 @@ _TIES = frozenset({"torch-zip", "torch-legacy", "torch-script", "pickle"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A side: its tensors by component and name, its plain values by component, and what led to those."""
+    """A side: its tensors by component and name; its plain values by component, and what led to those.
+
+    `aliases` are names that only metadata knows; `doubts` say what was asked of the names and has no effect.
+    """
 
     checkpoint: Checkpoint
-    tensors: Mapping[Key, TensorInfo]
+    tensors: dict[Key, TensorInfo]
+    aliases: Mapping[Key, TensorInfo]
     values: Mapping[Component, Mapping[str, object]]
     prefixes: Mapping[Component, str]
-    ties: tuple[tuple[Key, ...], ...]
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def ties(self) -> tuple[tuple[Key, ...], ...]:
+        """Names that are the same bytes."""
+        return tied_keys(self.tensors.items())
 
     @property
     def holds_ties(self) -> bool:
@@ -76,6 +85,7 @@ def open_side(path: Path, options: Options, *, first: bool) -> Opened:
     lists = _lists(checkpoint)
     naming = Naming(strip_prefix=options.strip_prefix, rename=options.rename if first else ())
     tensors: dict[Key, TensorInfo] = {}
+    aliases: dict[Key, TensorInfo] = {}
     values: dict[Component, Mapping[str, object]] = {}
     for component, part in checkpoint.parts.items():
         if options.only not in (None, component):
@@ -83,16 +93,38 @@ def open_side(path: Path, options: Options, *, first: bool) -> Opened:
         there = _with_recorded_ties(checkpoint, part)
         for name, new in new_names(path, there, naming, prefix=part.prefix).items():
             if options.takes(new) and not (lists and _places(there[name]) <= lists):
-                tensors[component, new] = there[name]
-        if not (options.include or options.exclude):
+                into = tensors if name in part.tensors else aliases
+                into[component, new] = there[name]
+        if not options.selects:
             values[component] = _below_prefix(part)
     prefixes = {
         component: part.prefix if values.get(component) is not part.values else ""
         for component, part in checkpoint.parts.items()
     }
     return Opened(
-        checkpoint=checkpoint, tensors=tensors, values=values, prefixes=prefixes, ties=tied_keys(tensors.items())
-    )
+        checkpoint=checkpoint, tensors=tensors, aliases=aliases, values=values, prefixes=prefixes,
+        doubts=tuple(_doubts(checkpoint, naming)),
+    )  # fmt: skip
+
+
+def add_aliases(one: Opened, other: Opened) -> None:
+    """Take names that only metadata knows for tensors where the other side has those; a text may look like one."""
+    for here, there in ((one, other), (other, one)):
+        for key, tensor in here.aliases.items():
+            if key in there.tensors or key in there.aliases:
+                here.tensors.setdefault(key, tensor)
+
+
+def _doubts(checkpoint: Checkpoint, naming: Naming) -> Iterator[str]:
+    """Yield what was asked of the names, and is of no effect."""
+    names = [name for part in checkpoint.parts.values() for name in part.tensors]
+    parts = checkpoint.parts.values()
+    for prefix in naming.strip_prefix:
+        if all(prefix in without_match(part.tensors, naming, prefix=part.prefix) for part in parts):
+            yield f"--strip-prefix {prefix}: no name of {checkpoint.path} begins with it"
+    for pattern, _ in naming.rename:
+        if not any(pattern.search(name) for name in names):
+            yield f"--map {pattern.pattern}: no name of {checkpoint.path} matches"
 
 
 def _with_recorded_ties(checkpoint: Checkpoint, part: Part) -> dict[str, TensorInfo]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, UnsupportedError
 from ckptctl.ops.diff.report import Kind, TensorDiff
-from ckptctl.tensors.compare import same_bytes, same_place
+from ckptctl.tensors.compare import same_bytes, same_place, unravelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ckptctl.model import DType, Piece, TensorInfo
     from ckptctl.ops.diff.options import Options
@@ -56,6 +56,8 @@ def compared(pair: Pair, options: Options, progress: Progress) -> TensorDiff | N
 
 
 def _values(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress) -> tuple[Kind, Measures | None]:
+    if a.copies or b.copies:
+        return _with_copies(a, b, options, progress)
     if same_place(a, b):
         return Kind.EQUAL, None
     if a.layout != b.layout or (a.layout != "strided" and a.dtype is not b.dtype):
@@ -89,6 +91,13 @@ def _measured(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress
     return measure(a, b, tolerance=options.tolerance, progress=progress)
 
 
+def merged_measures(several: Sequence[Measures]) -> Measures:
+    """Return the measures of blocks as those of all of them."""
+    from ckptctl.tensors.measure import merged  # noqa: PLC0415
+
+    return merged(several)
+
+
 @lru_cache(maxsize=1)
 def _numeric() -> tuple[Callable[..., Measures], Callable[[DType], bool]]:
     """Return what needs NumPy, which is not loaded before something differs."""
@@ -98,28 +107,83 @@ def _numeric() -> tuple[Callable[..., Measures], Callable[[DType], bool]]:
     return measure, is_number
 
 
+def _with_copies(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress) -> tuple[Kind, Measures | None]:
+    """Compare what several ranks hold under one name: rank by rank, or else once each side agrees with itself."""
+    found = [_values(replace(a, copies=()), replace(b, copies=()), options, progress)]
+    if [one.shape for one in a.copies] == [one.shape for one in b.copies]:
+        pairs = zip(a.copies, b.copies, strict=True)
+        found += [_values(_alone(a, p), _alone(b, q), options, progress) for p, q in pairs]
+        return _worst(found)
+    for one in (a, b):
+        places = {piece.offsets: piece for piece in one.pieces}
+        for copy in one.copies:
+            first = places.get(copy.offsets)
+            whole = first is not None and first.shape == copy.shape
+            if first is None or not whole or not same_bytes(_alone(one, first), _alone(one, copy)):
+                raise UnsupportedError(f"{one.name} is not the same on all ranks, and may be a part of a larger one")
+    return found[0]
+
+
+def _worst(found: Sequence[tuple[Kind, Measures | None]]) -> tuple[Kind, Measures | None]:
+    """Return what several blocks of a tensor come to together."""
+    order = (Kind.EQUAL, Kind.ROUNDED, Kind.VALUES, Kind.DTYPE)
+    kind = max((kind for kind, _ in found), key=order.index)
+    measures = [one for _, one in found]
+    known = [one for one in measures if one is not None]
+    if kind is Kind.EQUAL or any(m is None and k is not Kind.EQUAL for k, m in found):
+        return kind, None
+    return kind, merged_measures(known)
+
+
 def _dense(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress) -> tuple[Kind, Measures | None]:
     """Compare what is sparse on one side with what it is once written out in full."""
     from ckptctl.tensors.sparse import LAYOUTS, densified  # noqa: PLC0415
 
     if any(one.layout not in (*LAYOUTS, "strided") for one in (a, b)):
         return _kind(a, b), None
+    if not a.numel:
+        return (Kind.EQUAL if a.dtype is b.dtype else Kind.ROUNDED), None
 
     def values(one: TensorInfo) -> Iterator[memoryview] | None:
         return densified(one, most=1 << 20) if one.layout in LAYOUTS else None
 
     measure, _ = _numeric()
-    found = measure(a, b, tolerance=options.tolerance, dense=(values(a), values(b)), progress=progress)
+    found = _where_stored(a, b, options) or measure(
+        a, b, tolerance=options.tolerance, dense=(values(a), values(b)), progress=progress
+    )
     if found.changed:
         return _kind(a, b), found
     return (Kind.EQUAL, None) if a.dtype is b.dtype else (Kind.ROUNDED, found)
 
 
+def _where_stored(a: TensorInfo, b: TensorInfo, options: Options) -> Measures | None:
+    """Measure two sparse tensors where either stores a value; all else is zero in both."""
+    from ckptctl.tensors.sparse import stored_of_both  # noqa: PLC0415
+
+    both = stored_of_both(a, b)
+    if both is None or not len(both[2]):
+        return None
+    shape = (len(both[2]),)
+    measure, _ = _numeric()
+    one, other = (replace(tensor, layout="strided", shape=shape, parts=(), pieces=()) for tensor in (a, b))
+    found = measure(
+        one, other, tolerance=options.tolerance, dense=(iter([memoryview(both[0])]), iter([memoryview(both[1])]))
+    )
+    worst = unravelled(int(both[2][found.worst[0]]), a.shape) if found.worst else None
+    share, mean = found.changed / a.numel, found.mean_abs * shape[0] / a.numel
+    return replace(found, numel=a.numel, share=share, mean_abs=mean, worst=worst)
+
+
 def _parts(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress) -> tuple[Kind, Measures | None]:
     """Compare the tensors that one of another layout is stored as; if they differ, sparse ones in full."""
-    alike = [(p.dtype, p.shape) for p in a.parts] == [(q.dtype, q.shape) for q in b.parts]
-    if alike and all(_values(p, q, options, progress)[0] is Kind.EQUAL for p, q in zip(a.parts, b.parts, strict=True)):
-        return Kind.EQUAL, None
+    if not (a.parts or b.parts or a.pieces or b.pieces):
+        return Kind.EQUAL, None  # a shape without data
+    if not (a.parts and b.parts):
+        raise UnsupportedError(f"{a.name} is {a.layout}, of which nobody has said how to compare it")
+    if [(p.dtype, p.shape) for p in a.parts] == [(q.dtype, q.shape) for q in b.parts]:
+        found = [_values(p, q, options, progress) for p, q in zip(a.parts, b.parts, strict=True)]
+        if all(kind is Kind.EQUAL for kind, _ in found):
+            return Kind.EQUAL, None
     return _dense(a, b, options, progress) if a.layout.startswith("sparse_") else (Kind.VALUES, None)
 
 
@@ -128,13 +192,13 @@ def _shards(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress) 
     blocks = [sorted(one.pieces, key=lambda piece: piece.offsets) for one in (a, b)]
     if [(p.offsets, p.shape) for p in blocks[0]] != [(q.offsets, q.shape) for q in blocks[1]]:
         raise UnsupportedError(f"{a.name} is not whole, and not the same part of it on both sides")
-    worst: tuple[Kind, Measures | None] = (Kind.EQUAL, None)
+    found = []
     for p, q in zip(*blocks, strict=True):
         kind, measures = _values(_alone(a, p), _alone(b, q), options, progress)
-        if kind is not Kind.EQUAL and (not worst[1] or (measures and measures.max_abs > worst[1].max_abs)):
-            moved = tuple(map(sum, zip(measures.worst, p.offsets, strict=False))) if measures else ()
-            worst = kind, replace(measures, worst=moved) if measures else None
-    return worst
+        if measures and measures.worst is not None:
+            measures = replace(measures, worst=tuple(map(sum, zip(measures.worst, p.offsets, strict=False))))
+        found.append((kind, measures))
+    return _worst(found) if found else (Kind.EQUAL, None)
 
 
 def _alone(tensor: TensorInfo, piece: Piece) -> TensorInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -36,16 +37,24 @@ def compare_all(
     """
     files = _Files(pairs)
     width = min(os.cpu_count() or 1, _WIDTH)
+    stopping = threading.Event()
+
+    def advance(count: int) -> None:
+        if stopping.is_set():
+            raise InterruptedError("nobody waits for it any more")
+        progress(count)
+
     with ThreadPoolExecutor(width) as pool:
         waiting: deque[_Batch] = deque()
         try:
             for some in _batches(pairs):
-                waiting.append(_Batch(some, options, progress, pool))
+                waiting.append(_Batch(some, options, advance, pool))
                 if len(waiting) > width + 1:
                     yield from waiting.popleft().done(files)
             while waiting:
                 yield from waiting.popleft().done(files)
         finally:
+            stopping.set()
             for batch in waiting:
                 batch.cancel()
 
@@ -64,7 +73,13 @@ class _Batch:
         self._future = pool.submit(self._compare) if large else None
 
     def _compare(self) -> list[TensorDiff | None]:
-        return [compared(pair, self._options, self._progress) for pair in self._pairs]
+        found: list[TensorDiff | None] = []
+        for pair in self._pairs:
+            one = compared(pair, self._options, self._progress)
+            found.append(one)
+            if one and one.different and self._options.first:
+                break
+        return found
 
     def done(self, files: _Files) -> Iterator[TensorDiff | None]:
         """Yield what became of the pairs, and let go of their files."""
