@@ -36,8 +36,8 @@ def show(printer: Printer, report: DiffReport, *, top: int, everything: bool, br
         printer.columns(list(_module_rows(report.modules, top, printer.width)), "<><>>")
     for lines in (
         _tensors(report, top, printer.width, everything=everything),
-        _structure(report, top),
-        _values(report, top),
+        structure(report, top),
+        values(report, top),
     ):
         for index, (text, style) in enumerate(lines):
             if not index:
