@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ckptctl.cli._diff_beside import named
+from ckptctl.cli._diff_beside import named, structure, values
 from ckptctl.cli._diff_verdict import verdict
 from ckptctl.cli._output import Printer, joined
 from ckptctl.cli._text import escape, number, plural, size
