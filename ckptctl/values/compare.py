@@ -49,8 +49,8 @@ def value_differences(one: Mapping[str, object], other: Mapping[str, object]) ->
     """Yield each place at which two trees differ, in the order of the first.
 
     Lists and tuples, the kinds of dicts, and keys of one text are not told apart; 1, 1.0 and True are, and 0.0 from
-    -0.0. NaN is equal to NaN; sets have no order. Of a tensor only what hangs on it counts, not its class or whether it
-    is trained. What a whole module has besides tensors is passed over if the other side has no module.
+    -0.0. NaN is equal to NaN; sets have no order. Tensors are passed over, and what a whole module has besides them is
+    if the other side has no module.
     """
     seen: set[tuple[int, int]] = set()
     todo: list[tuple[str, object, object]] = [("", dict(one), dict(other))]
@@ -75,6 +75,12 @@ def _only(path: str, side: str, value: object) -> ValueDiff:
     return ValueDiff(path=path, a=value, only="a") if side == "a" else ValueDiff(path=path, b=value, only="b")
 
 
+def attributes_of_tensors(root: object) -> dict[str, Mapping[str, object]]:
+    """Return what hangs on the tensors in a tree, by their names."""
+    refs = (one for one in nested(root, most=_MOST) if isinstance(one, TensorRef) and one.state is not None)
+    return {ref.name: _as_dict(ref.state) for ref in refs}
+
+
 class _Nothing:
     """Stands where one side has nothing."""
 
@@ -85,7 +91,7 @@ _NOTHING = _Nothing()
 def _inside(a: object, b: object) -> list[tuple[str, object, object]] | None:
     """Return what is inside two containers of one kind, by key; None if they are not."""
     if isinstance(a, TensorRef) and isinstance(b, TensorRef):
-        return _matched(_as_dict(a.state), _as_dict(b.state))
+        return []
     items_a, items_b = as_mapping(a), as_mapping(b)
     if items_a is not None and items_b is not None:
         with_args = isinstance(a, Described) and isinstance(b, Described)
@@ -136,11 +142,9 @@ def _has_plain(value: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    if isinstance(value, TensorRef):
-        return any(map(_has_plain, _as_dict(value.state).values()))
     if isinstance(value, Described):
         return as_mapping(value) is None and not is_module(value)
-    return _is_leaf(value) or not any(True for _ in children(value))
+    return not isinstance(value, TensorRef) and (_is_leaf(value) or not any(True for _ in children(value)))
 
 
 def _leaves(path: str, a: object, b: object) -> Iterator[ValueDiff]:

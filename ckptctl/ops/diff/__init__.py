@@ -179,6 +179,10 @@ class Comparison:
             for found in value_differences(a.get(component, {}), b.get(component, {})):
                 path = f"{prefix}.{found.path}" if prefix else found.path
                 yield replace(found, path=path)
+        for pair in self.pairs.found if self.a.attributes or self.b.attributes else ():
+            one, other = self.a.attributes.get(pair.a.name, {}), self.b.attributes.get(pair.b.name, {})
+            for found in value_differences(one, other):
+                yield replace(found, path=f"{pair.key_b[1]}.{found.path}")
         if not self.options.selects and self.options.only is None:
             yield from rank_differences(self.a.checkpoint, self.b.checkpoint)
 

@@ -14,6 +14,7 @@ from ckptctl.rewrite.names import new_names, without_match
 from ckptctl.rewrite.options import Options as Naming
 from ckptctl.runs import open_one
 from ckptctl.values import Numbers, Span, TensorRef, as_mapping, nested, text_items
+from ckptctl.values.compare import attributes_of_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +34,8 @@ _TIES = frozenset({"torch-zip", "torch-legacy", "torch-script", "pickle"})
 class Opened:
     """A side: its tensors by component and name; its plain values by component, and what led to those.
 
-    `aliases` are names that only metadata knows; `doubts` say what was asked of the names and has no effect.
+    `attributes` are what hangs on tensors, by their names in the file; `aliases` names that only metadata knows;
+    `doubts` say what was asked of the names and has no effect.
     """
 
     checkpoint: Checkpoint
@@ -41,6 +43,7 @@ class Opened:
     aliases: Mapping[Key, TensorInfo]
     values: Mapping[Component, Mapping[str, object]]
     prefixes: Mapping[Component, str]
+    attributes: Mapping[str, Mapping[str, object]]
     doubts: tuple[str, ...] = ()
 
     @property
@@ -101,10 +104,16 @@ def open_side(path: Path, options: Options, *, first: bool) -> Opened:
         component: part.prefix if values.get(component) is not part.values else ""
         for component, part in checkpoint.parts.items()
     }
+    attributes = {name: one for root in _roots(checkpoint) for name, one in attributes_of_tensors(root).items()}
     return Opened(
         checkpoint=checkpoint, tensors=tensors, aliases=aliases, values=values, prefixes=prefixes,
-        doubts=tuple(_doubts(checkpoint, naming)),
+        attributes=attributes, doubts=tuple(_doubts(checkpoint, naming)),
     )  # fmt: skip
+
+
+def _roots(checkpoint: Checkpoint) -> list[object]:
+    whole = checkpoint.values
+    return [whole] if whole is not None else [one.values for one in checkpoint.files if one.values is not None]
 
 
 def add_aliases(one: Opened, other: Opened) -> None:
@@ -161,8 +170,8 @@ def _said(wrong: list[Finding], path: Path) -> str:
 
 def _below_prefix(part: Part) -> Mapping[str, object]:
     """Return the values of a component without the key that leads to them."""
-    if part.prefix and part.values.keys() == {part.prefix}:
-        items = as_mapping(part.values[part.prefix])
-        if items is not None:
-            return dict(text_items(items))
+    value = part.values.get(part.prefix) if part.prefix and part.values.keys() == {part.prefix} else None
+    items = as_mapping(value)
+    if items is not None and (isinstance(value, dict) or getattr(value, "type", "") == "collections.OrderedDict"):
+        return dict(text_items(items))
     return part.values
