@@ -1,4 +1,8 @@
-"""Speed and memory of `consolidate`: ``python -m tests.bench consolidate``. Inputs lie in the page cache, outputs are flushed."""
+"""Speed and memory of `consolidate`: ``python -m tests.bench consolidate``. Inputs lie in the page cache, outputs are flushed.
+
+``LAYERS`` (64) matrices of 33.6 MB. Where ``CKPTCTL_BENCH_RIVALS`` names a Python that has deepspeed and accelerate, their
+scripts are rivals too, as whole processes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench.common import ckptctl, compare, python
@@ -52,6 +57,47 @@ from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate
 os.makedirs(sys.argv[2], exist_ok=True)
 start = time.perf_counter()
 consolidate_safetensors_files(sys.argv[1], sys.argv[2], {f"layers.{i}.w": 1 for i in range(int(sys.argv[3]))}, num_threads=2)
+for name in os.listdir(sys.argv[2]):
+    fd = os.open(os.path.join(sys.argv[2], name), os.O_RDWR)
+    os.fsync(fd)
+print(time.perf_counter() - start)
+"""
+ZERO = """
+import os, sys, torch
+from collections import OrderedDict
+out, layers, world = sys.argv[1] + "/zero", int(sys.argv[2]) // 4, 2
+os.makedirs(out + "/global_step10")
+open(out + "/latest", "w").write("global_step10")
+shapes = OrderedDict((f"layers.{i}.w", torch.Size([4096, 4096])) for i in range(layers))
+each = layers * 4096 * 4096 // world
+torch.manual_seed(0)
+module = OrderedDict((name, torch.zeros(1).to(torch.bfloat16).expand(shape).clone()) for name, shape in shapes.items())
+torch.save({"module": module, "buffer_names": [], "param_shapes": [shapes], "frozen_param_shapes": None, "shared_params": {},
+            "frozen_param_fragments": None, "ds_version": "0.19.8", "dp_world_size": world, "mp_world_size": 1, "global_steps": 10,
+            "ds_config": {"zero_optimization": {"stage": 2}}}, out + "/global_step10/mp_rank_00_model_states.pt")
+for rank in range(world):
+    flat = torch.randn(each)
+    moments = {"step": torch.tensor(10.0), "exp_avg": torch.zeros(each), "exp_avg_sq": torch.zeros(each)}
+    state = {"zero_stage": 2, "partition_count": [world], "single_partition_of_fp32_groups": [flat],
+             "base_optimizer_state": {"state": {0: moments}, "param_groups": []}, "group_paddings": [0]}
+    torch.save({"optimizer_state_dict": state, "ds_version": "0.19.8"},
+               f"{out}/global_step10/bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+"""
+ZERO_TO_FP32 = """
+import os, sys, time
+from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict as convert
+start = time.perf_counter()
+convert(sys.argv[1], sys.argv[2], safe_serialization=True, max_shard_size="100GB")
+for name in os.listdir(sys.argv[2]):
+    fd = os.open(os.path.join(sys.argv[2], name), os.O_RDWR)
+    os.fsync(fd)
+print(time.perf_counter() - start)
+"""
+MERGE_WEIGHTS = """
+import os, sys, time
+from accelerate.utils import merge_fsdp_weights
+start = time.perf_counter()
+merge_fsdp_weights(sys.argv[1], sys.argv[2], safe_serialization=True)
 for name in os.listdir(sys.argv[2]):
     fd = os.open(os.path.join(sys.argv[2], name), os.O_RDWR)
     os.fsync(fd)
@@ -107,3 +153,30 @@ def main() -> None:
             3,
             clean,
         )
+        rivals = os.environ.get("CKPTCTL_BENCH_RIVALS")
+        if rivals:
+            _scripts_of_frameworks(root, target, rivals, layers, clean)
+
+
+def _scripts_of_frameworks(root: Path, target: Path, rivals: str, layers: int, clean: Callable[[], None]) -> None:
+    ours = ckptctl("consolidate", root / "rows", "-o", f"{target}.safetensors")
+    compare(
+        "row shards, against accelerate",
+        {
+            "accelerate merge_fsdp_weights": [rivals, "-c", MERGE_WEIGHTS, str(root / "rows"), f"{target}-merged"],
+            "ckptctl consolidate": ours,
+        },
+        3,
+        clean,
+    )
+    subprocess.run([rivals, "-c", ZERO, root, str(layers)], check=True)
+    ours = ckptctl("consolidate", root / "zero", "-o", f"{target}.safetensors")
+    compare(
+        "DeepSpeed ZeRO-2, two ranks, with moments",
+        {
+            "zero_to_fp32": [rivals, "-c", ZERO_TO_FP32, str(root / "zero"), f"{target}-zero"],
+            "ckptctl consolidate": ours,
+        },
+        3,
+        clean,
+    )
