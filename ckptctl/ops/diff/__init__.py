@@ -13,7 +13,7 @@ from ckptctl.ops.diff.modules import roll_up
 from ckptctl.ops.diff.options import Options
 from ckptctl.ops.diff.pairing import Pairs, pair_by_bytes, pair_by_name
 from ckptctl.ops.diff.report import DiffReport, Kind, ModuleDiff, Renaming, Side, TensorDiff, TensorLine, TieDiff
-from ckptctl.ops.diff.sides import Opened, add_aliases, open_side
+from ckptctl.ops.diff.sides import Opened, completed, open_side
 from ckptctl.ops.diff.work import compare_all
 from ckptctl.rewrite.trees import count_values
 from ckptctl.values.compare import ValueDiff, value_differences
@@ -60,8 +60,7 @@ def diff(
 
 def open_both(a: Path, b: Path, options: Options) -> Comparison:
     """Open both sides, and put together what belongs together by name. No tensor is read."""
-    one, other = open_side(a, options, first=True), open_side(b, options, first=False)
-    add_aliases(one, other)
+    one, other = completed(open_side(a, options, first=True), open_side(b, options, first=False))
     _check_selected(one, other, options)
     same = not options.rename and a.samefile(b)
     pairs = pair_by_name(one.tensors, other.tensors, stored=not options.rename)

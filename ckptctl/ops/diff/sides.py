@@ -35,7 +35,7 @@ class Opened:
     """A side: its tensors by component and name; its plain values by component, and what led to those.
 
     `attributes` are what hangs on tensors, by their names in the file; `aliases` names that only metadata knows;
-    `doubts` say what was asked of the names and has no effect.
+    `doubts` say what was asked of the names and has no effect; `ties` are names that are the same bytes.
     """
 
     checkpoint: Checkpoint
@@ -45,11 +45,7 @@ class Opened:
     prefixes: Mapping[Component, str]
     attributes: Mapping[str, Mapping[str, object]]
     doubts: tuple[str, ...] = ()
-
-    @property
-    def ties(self) -> tuple[tuple[Key, ...], ...]:
-        """Names that are the same bytes."""
-        return tied_keys(self.tensors.items())
+    ties: tuple[tuple[Key, ...], ...] = ()
 
     @property
     def holds_ties(self) -> bool:
@@ -116,12 +112,16 @@ def _roots(checkpoint: Checkpoint) -> list[object]:
     return [whole] if whole is not None else [one.values for one in checkpoint.files if one.values is not None]
 
 
-def add_aliases(one: Opened, other: Opened) -> None:
-    """Take names that only metadata knows for tensors where the other side has those; a text may look like one."""
+def completed(one: Opened, other: Opened) -> tuple[Opened, Opened]:
+    """Take names that only metadata knows for tensors where the other side has those, and find what is tied.
+
+    A text may well look like such a name.
+    """
     for here, there in ((one, other), (other, one)):
         for key, tensor in here.aliases.items():
             if key in there.tensors or key in there.aliases:
                 here.tensors.setdefault(key, tensor)
+    return (replace(one, ties=tied_keys(one.tensors.items())), replace(other, ties=tied_keys(other.tensors.items())))
 
 
 def _doubts(checkpoint: Checkpoint, naming: Naming) -> Iterator[str]:
