@@ -14,7 +14,7 @@ from ckptctl.errors import UsageError
 
 if TYPE_CHECKING:
     from ckptctl.model import Component
-    from ckptctl.rewrite.joining import Cuts
+    from ckptctl.rewrite.cuts import Cuts
 
 _SHARDS = "How the shards fit together"
 _MAX_JSON = 256 << 20
@@ -96,7 +96,7 @@ def cuts_of(like: Path | None, split: list[str] | None) -> Cuts:
     UsageError
         A rule has another form, or the reference is no checkpoint and no object of shapes.
     """
-    from ckptctl.rewrite.joining import Cuts, parse_split
+    from ckptctl.rewrite.cuts import Cuts, parse_split
 
     shapes, ordered = _shapes(like) if like else ({}, True)
     return Cuts(shapes=shapes, rules=tuple(map(parse_split, split or ())), ordered=ordered)

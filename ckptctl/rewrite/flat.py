@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckptctl.model import Piece
-    from ckptctl.rewrite.joining import Cuts
+    from ckptctl.rewrite.cuts import Cuts
 
 _FLAT = "_flat_param"
 

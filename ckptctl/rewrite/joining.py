@@ -6,7 +6,7 @@ equal, or have shapes that would fit, says nothing about how they were cut.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -20,34 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckptctl.model import Part, Piece, TensorInfo
+    from ckptctl.rewrite.cuts import Cuts
 
 _HINT = "--like REFERENCE (a checkpoint, or JSON of name and shape) or --split 'GLOB=DIM' says how it was cut"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cuts:
-    """How tensors were cut, where their files do not say: the shapes of the whole by name, and rules by glob.
-
-    `ordered` says that the shapes are in the order of the model's parameters.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    rules: tuple[tuple[str, int], ...] = ()
-    ordered: bool = True
-
-
-def parse_split(text: str) -> tuple[str, int]:
-    """Read ``GLOB=DIM``, divided at the last ``=``.
-
-    Raises
-    ------
-    UsageError
-        It has another form.
-    """
-    glob, mark, dim = text.rpartition("=")
-    if not mark or not glob or not (dim.isascii() and dim.isdigit() and len(dim) < 3):
-        raise UsageError(f"--split {text[:60]!r} is not of the form GLOB=DIM", hint="such as '*.wo.weight=1'")
-    return glob, int(dim)
 
 
 def joined(  # noqa: PLR0913  # two of them only say more of the tensors

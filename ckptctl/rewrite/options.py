@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
+
+from ckptctl.model.selection import taken
 
 if TYPE_CHECKING:
     import re
@@ -70,5 +71,4 @@ class Options:
     def takes(self, name: str, *, prefix: str = "") -> bool:
         """Whether the globs take a name, whole or with the `prefix` of its component cut off."""
         names = {name, name.removeprefix(f"{prefix}.") if prefix else name}
-        taken = not self.include or any(fnmatchcase(one, glob) for glob in self.include for one in names)
-        return taken and not any(fnmatchcase(one, glob) for glob in self.exclude for one in names)
+        return taken(names, self.include, self.exclude)

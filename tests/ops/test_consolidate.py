@@ -16,7 +16,7 @@ from ckptctl.errors import CkptctlError, CorruptError, UnsupportedError, UsageEr
 from ckptctl.layouts import open_checkpoint
 from ckptctl.model import Component
 from ckptctl.ops.consolidate import Cuts, Options, Wanted, consolidate, plan
-from ckptctl.rewrite.joining import parse_split
+from ckptctl.rewrite.cuts import parse_split
 from tests.samples import CORPUS, HERE
 
 sys.path.insert(0, str(HERE / "cases"))

@@ -12,7 +12,8 @@ from ckptctl.ops.consolidate.beside import Copied, copy_files, files_to_copy
 from ckptctl.ops.consolidate.doubts import absent_names, check, doubts, ignored, ranks_of
 from ckptctl.ops.consolidate.source import source_of, without_tensors
 from ckptctl.rewrite.carry_out import carry_out, check_outputs
-from ckptctl.rewrite.joining import Cuts, joined
+from ckptctl.rewrite.cuts import Cuts
+from ckptctl.rewrite.joining import joined
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare

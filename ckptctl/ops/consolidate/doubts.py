@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckptctl.model import Checkpoint, Component, Part
-    from ckptctl.rewrite.joining import Cuts
+    from ckptctl.rewrite.cuts import Cuts
 
 _MISSING = frozenset({"missing-file", "missing-item", "missing-block", "truncated", "unfinished"})
 _DATA = re.compile(r"__([0-9]{1,6})_[0-9]+\.distcp|shard-([0-9]{1,6})-.*")

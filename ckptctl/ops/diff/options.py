@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
+
+from ckptctl.model.selection import taken
 
 if TYPE_CHECKING:
     import re
@@ -54,5 +55,4 @@ class Options:
 
     def takes(self, name: str) -> bool:
         """Whether the globs take a name."""
-        taken = not self.include or any(fnmatchcase(name, glob) for glob in self.include)
-        return taken and not any(fnmatchcase(name, glob) for glob in self.exclude)
+        return taken((name,), self.include, self.exclude)

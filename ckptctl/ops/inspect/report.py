@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
+
+from ckptctl.model.selection import taken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,8 +31,7 @@ class Selection:
 
     def takes(self, name: str) -> bool:
         """Whether the globs take a name."""
-        taken = not self.include or any(fnmatchcase(name, glob) for glob in self.include)
-        return taken and not any(fnmatchcase(name, glob) for glob in self.exclude)
+        return taken((name,), self.include, self.exclude)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
