@@ -1,11 +1,24 @@
-"""For training loops: when to save, and how often.
+"""For training loops: save so that there is always a whole checkpoint, load what is one, know when to save.
 
-What is here that needs torch needs the extra ``ckptctl[torch]``.
+Saving and loading need torch, the extra ``ckptctl[torch]``; the rest does not, and importing this loads it not.
 """
 
 from __future__ import annotations
 
+from ckptctl.training.in_background import AsyncSaver
 from ckptctl.training.interval import Interval, optimal_interval, waste
+from ckptctl.training.loading import UnverifiedWarning, latest_good, load
+from ckptctl.training.saving import save
 from ckptctl.training.schedule import CheckpointScheduler
 
-__all__ = ["CheckpointScheduler", "Interval", "optimal_interval", "waste"]
+__all__ = [
+    "AsyncSaver",
+    "CheckpointScheduler",
+    "Interval",
+    "UnverifiedWarning",
+    "latest_good",
+    "load",
+    "optimal_interval",
+    "save",
+    "waste",
+]

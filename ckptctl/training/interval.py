@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Model = Literal["exact", "daly", "young"]
 _STEPS = 200
@@ -45,18 +48,14 @@ def optimal_interval(  # noqa: PLR0913  # two are needed, the rest has a meaning
 
     Parameters
     ----------
-    save_seconds
-        How long training stands still for a save.
-    mtbf_seconds
-        Mean time between failures of one node, or of the whole job if `nodes` is 1.
+    save_seconds, mtbf_seconds
+        How long training stands still for a save; the mean time between failures of a node.
     restart_seconds
         From a failure to the first step after it. It does not move the optimum, only the waste.
     persist_seconds
         How long an asynchronous save takes until it is durable: no interval is shorter.
-    step_seconds
-        How long a step takes.
-    nodes
-        How many of them have to be up.
+    step_seconds, nodes
+        How long a step takes; how many nodes have to be up.
     model
         ``young`` is the square root rule, ``daly`` its correction, ``exact`` the root of what Daly approximates.
 
@@ -70,11 +69,6 @@ def optimal_interval(  # noqa: PLR0913  # two are needed, the rest has a meaning
     if not all(math.isfinite(one) and one >= 0 for one in times) or not save_seconds or not mtbf or nodes < 1:
         raise ValueError("times are in seconds, finite and not negative; a save and the time between failures not zero")
     seconds = max({"young": _young, "daly": _daly, "exact": _exact}[model](save_seconds, mtbf), persist_seconds)
-    notes = []
-    if save_seconds >= mtbf / 10:
-        notes.append("a save takes a tenth of the time between failures, or more: save faster, or on fewer nodes")
-    if persist_seconds > seconds - 1e-9 and persist_seconds:
-        notes.append("saves follow each other as fast as they become durable")
     steps = max(int(seconds / step_seconds), 1) if step_seconds else 0
     seconds = steps * step_seconds if steps else seconds
     return Interval(
@@ -82,8 +76,15 @@ def optimal_interval(  # noqa: PLR0913  # two are needed, the rest has a meaning
         steps=steps,
         overhead=save_seconds / (seconds + save_seconds),
         waste=waste(seconds, save_seconds, mtbf, restart_seconds=restart_seconds),
-        notes=tuple(notes),
+        notes=tuple(_notes(save_seconds, mtbf, crowded=0 < persist_seconds >= seconds)),
     )
+
+
+def _notes(save: float, mtbf: float, *, crowded: bool) -> Iterator[str]:
+    if save >= mtbf / 10:
+        yield "a save takes a tenth of the time between failures, or more: save faster, or on fewer nodes"
+    if crowded:
+        yield "saves follow each other as fast as they become durable"
 
 
 def waste(seconds: float, save_seconds: float, mtbf_seconds: float, *, restart_seconds: float = 0.0) -> float:

@@ -188,13 +188,18 @@ def _is_run(value: object) -> bool:
 
 def _run(value: object) -> Iterator[object]:
     """Yield the numbers of a long list, which may still lie in its file."""
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, Numbers):
+        yield from numbers_in(value)
+    elif isinstance(value, (list, tuple)):
         yield from value
-    elif isinstance(value, Numbers):
-        code = _CODES[value.dtype.name]
-        for at in range(0, value.range.length, _CHUNK):
-            raw = value.range.read(at, min(_CHUNK, value.range.length - at))
-            yield from (one for (one,) in struct.iter_unpack(f"<{code}", raw))
+
+
+def numbers_in(value: Numbers) -> Iterator[object]:
+    """Yield the numbers of a list that lies in a file."""
+    code = _CODES[value.dtype.name]
+    for at in range(0, value.range.length, _CHUNK):
+        raw = value.range.read(at, min(_CHUNK, value.range.length - at))
+        yield from (one for (one,) in struct.iter_unpack(f"<{code}", raw))
 
 
 def _is_text(value: object) -> bool | None:
@@ -210,10 +215,15 @@ def _bytes(value: object) -> Iterator[bytes]:
     elif isinstance(value, bytes):
         yield value
     elif isinstance(value, Span):
-        decoder = codecs.getincrementaldecoder("utf-8")() if value.latin1 else None
-        for at in range(0, value.range.length, _CHUNK):
-            raw = value.range.read(at, min(_CHUNK, value.range.length - at))
-            yield decoder.decode(raw).encode("latin1") if decoder else raw
+        yield from bytes_in(value)
+
+
+def bytes_in(value: Span) -> Iterator[bytes]:
+    """Yield the bytes of a long text, in UTF-8, or of long bytes, that lie in a file."""
+    decoder = codecs.getincrementaldecoder("utf-8")() if value.latin1 else None
+    for at in range(0, value.range.length, _CHUNK):
+        raw = value.range.read(at, min(_CHUNK, value.range.length - at))
+        yield decoder.decode(raw).encode("latin1") if decoder else raw
 
 
 def _same_bytes(one: Iterator[bytes], other: Iterator[bytes]) -> bool:

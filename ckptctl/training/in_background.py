@@ -1,0 +1,90 @@
+"""Save while training goes on: the state is copied before anything of it can change, and written by a thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ckptctl.training.live import require_torch, taken_apart
+from ckptctl.training.saving import checked_target, write_live
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from ckptctl.training.live import Live
+
+
+class AsyncSaver:
+    """Saves states one at a time, each as `save` does, without holding up the loop longer than a copy takes.
+
+    The memory for the copy is kept for the next one. An error of a save is raised by the next call, or by `wait`; what
+    is going on at the end of the program is waited for.
+    """
+
+    def __init__(self) -> None:
+        require_torch()
+        self._pool = ThreadPoolExecutor(1, "ckptctl-save")
+        self._saving: Future[str] | None = None
+        self._copies: list[Any] = []
+        # What `atexit` calls comes after the threads that a save needs have been forbidden to start.
+        threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def save(
+        self, path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, str] | None = None
+    ) -> Future[str]:
+        """Copy a state, have it saved, and return what will be its SHA-256. Waits for the save before, if need be.
+
+        Raises
+        ------
+        UnsupportedError
+            Something in the state cannot be kept; nothing is saved.
+        CkptctlError
+            The save before this one failed; this one was not begun.
+        """
+        self.wait()
+        live = taken_apart(state, path=checked_target(path))
+        self._copy(live)
+        self._saving = self._pool.submit(write_live, live, dict(metadata or {}))
+        return self._saving
+
+    def wait(self) -> str:
+        """Wait until the last save is durable; return its SHA-256, nothing if there is none. Raises its error, once."""
+        saving, self._saving = self._saving, None
+        return saving.result() if saving else ""
+
+    def close(self) -> None:
+        """Wait for the last save, and give the memory back."""
+        try:
+            self.wait()
+        finally:
+            self._copies.clear()
+            self._pool.shutdown()
+
+    def __enter__(self) -> AsyncSaver:  # noqa: PYI034  # Self came with Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _copy(self, live: Live) -> None:
+        """Copy all memory that the state lies in, into that of the last copy where it fits."""
+        import torch
+
+        free, self._copies = self._copies, []
+        for memory in live.storages.values():
+            fits = next((at for at, one in enumerate(free) if len(one) == memory.size), None)
+            copy = free.pop(fits) if fits is not None else torch.empty(memory.size, dtype=torch.uint8)
+            memory.move_to(copy)
+            self._copies.append(copy)
+
+    def _at_exit(self) -> None:
+        try:
+            self.close()
+        except Exception as error:  # noqa: BLE001  # the program is over: there is nobody else to tell
+            sys.stderr.write(f"ckptctl: the last save failed: {error}\n")

@@ -1,0 +1,285 @@
+"""A live training state as tensors and plain values, and back: what `save` writes and `load` returns.
+
+Nothing is copied on the way out: the tensors described lie in the memory of the state itself.
+"""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckptctl.errors import MissingExtraError, UnsupportedError
+from ckptctl.model import Encoding, Piece, TensorInfo, contiguous_strides, dtype_of_torch
+from ckptctl.storage import ByteRange
+from ckptctl.values import Described, Numbers, Span, TensorRef
+from ckptctl.values.compare import bytes_in, numbers_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_PARAMETER, _ARRAY = "torch.nn.Parameter", "numpy.ndarray"
+
+
+class Memory:
+    """The bytes of a storage in memory, a vector of torch, as if they were a file."""
+
+    __slots__ = ("_flat", "_view", "path", "size")
+
+    def __init__(self, flat: Any, *, path: Path) -> None:
+        self.path = path
+        self._take(flat)
+        self.size = len(self._view)
+
+    def move_to(self, copy: Any) -> None:
+        """Copy the bytes into a vector of as many, and be that from then on."""
+        self._take(copy.copy_(self._flat))
+
+    def _take(self, flat: Any) -> None:
+        self._flat = flat
+        self._view = memoryview(flat.numpy()).cast("B")
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Return `length` bytes at `offset`, or fewer at the end."""
+        return bytes(self._view[offset : offset + length])
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill `buffer` with the bytes at `offset`; return how many there were."""
+        part = self._view[offset : offset + len(buffer)]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+@dataclass(slots=True)
+class Live:
+    """A state taken apart: its tree, with references in the place of tensors, and the tensors by name."""
+
+    path: Path
+    values: object = None
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    storages: dict[int, Memory] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
+
+    def of(self, value: object, at: str) -> object:
+        """Return a value as a tree; `at` is the path to it."""
+        import numpy as np
+        import torch
+
+        if type(value) in _PLAIN:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, at)
+        if isinstance(value, np.ndarray):
+            return self._array(value, at)
+        if isinstance(value, (np.bool_, np.integer, np.floating)):
+            return value.item()
+        special = _described(value)
+        return special if special is not None else self._container(value, at)
+
+    def _container(self, value: object, at: str) -> object:
+        if id(value) in self.open:
+            raise self._refused(at, "it holds itself")
+        self.open.add(id(value))
+        made = self._inside(value, at)
+        self.open.discard(id(value))
+        return made
+
+    def _inside(self, value: object, at: str) -> object:
+        if type(value) is dict:
+            return self._items(value, at)
+        if type(value) is collections.OrderedDict:
+            versions = getattr(value, "_metadata", None)
+            state = {"_metadata": self.of(versions, f"{at}._metadata")} if versions else None
+            return Described(type="collections.OrderedDict", items=self._items(value, at), state=state)
+        if type(value) in (list, tuple) and isinstance(value, (list, tuple)):
+            made = [self.of(inner, f"{at}.{index}" if at else str(index)) for index, inner in enumerate(value)]
+            return made if isinstance(value, list) else tuple(made)
+        if type(value) in (set, frozenset) and isinstance(value, (set, frozenset)):
+            inside = [self.of(inner, f"{at}.{{}}") for inner in sorted(value, key=repr)]
+            return Described(type=f"builtins.{type(value).__name__}", items=inside)
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise self._refused(at, f"a {kind}, which a checkpoint cannot hold without running code when it is loaded")
+
+    def _items(self, value: Mapping[Any, Any], at: str) -> dict[object, object]:
+        for key in value:
+            if type(key) not in _PLAIN and not (type(key) is tuple and all(type(part) in _PLAIN for part in key)):
+                raise self._refused(at, f"a dict with a key of {type(key).__qualname__}")
+        return {key: self.of(inner, f"{at}.{key}" if at else str(key)) for key, inner in value.items()}
+
+    def _tensor(self, value: Any, at: str) -> TensorRef:
+        import torch
+
+        given = value.detach().resolve_conj().resolve_neg()
+        if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or given.layout is not torch.strided:
+            raise self._refused(at, f"a {type(value).__qualname__} of layout {given.layout}")
+        dtype = dtype_of_torch(str(given.dtype).removeprefix("torch."))
+        if dtype is None or given.is_quantized or given.is_meta:
+            raise self._refused(at, f"a tensor of {given.dtype} on {given.device}")
+        given = given if given.device.type == "cpu" else given.cpu()
+        shape, strides = tuple(given.shape), tuple(given.stride())
+        width = given.element_size()
+        memory = self._memory(given.untyped_storage())
+        start = given.storage_offset() * width
+        reach = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+        piece = Piece(
+            range=ByteRange(file=memory, offset=start if reach else 0, length=reach * width),
+            offsets=(0,) * len(shape),
+            shape=shape,
+            strides=None if strides == contiguous_strides(shape) else strides,
+            encoding=Encoding.RAW,
+        )
+        name = self._named(at)
+        self.tensors[name] = TensorInfo(name=name, dtype=dtype, shape=shape, pieces=(piece,))
+        kind = _PARAMETER if isinstance(value, torch.nn.Parameter) else "torch.Tensor"
+        return TensorRef(name=name, type=kind, requires_grad=bool(value.requires_grad))
+
+    def _array(self, value: Any, at: str) -> TensorRef:
+        import numpy as np
+        import torch
+
+        if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
+            raise self._refused(at, f"a NumPy array of {value.dtype}")
+        little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
+        made = self._tensor(torch.from_numpy(little.reshape(value.shape)), at)
+        return TensorRef(name=made.name, type=_ARRAY)
+
+    def _memory(self, storage: Any) -> Memory:
+        import torch
+
+        key = int(storage.data_ptr())
+        if key not in self.storages or not key:
+            flat: Any = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self.storages[key] = Memory(flat, path=self.path)
+        return self.storages[key]
+
+    def _named(self, at: str) -> str:
+        name, number = at or "tensor", 1
+        while name in self.tensors:
+            number += 1
+            name = f"{at}#{number}"
+        return name
+
+    def _refused(self, at: str, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.path}: the state has at {at or 'its root'} {what}", hint="save plain values of it"
+        )
+
+
+def require_torch() -> None:
+    """Make sure that torch is there.
+
+    Raises
+    ------
+    MissingExtraError
+        It is not.
+    """
+    try:
+        import torch  # noqa: F401  # it is only looked for
+    except ImportError:
+        raise MissingExtraError("torch is not installed", hint="pip install 'ckptctl[torch]'") from None
+
+
+def taken_apart(state: object, *, path: Path) -> Live:
+    """Describe a live state; its tensors stay where they are.
+
+    Raises
+    ------
+    UnsupportedError
+        Something in it cannot be kept; the message says where and what.
+    """
+    require_torch()
+    live = Live(path)
+    live.values = live.of(state, "")
+    return live
+
+
+def put_together(values: object, tensors: Mapping[str, Any]) -> Any:
+    """Return a live state from a tree and the tensors that it refers to.
+
+    Objects of classes that are not made here stay the records that describe them.
+    """
+    match values:
+        case TensorRef():
+            return _live_tensor(values, tensors[values.name])
+        case dict():
+            return {key: put_together(inner, tensors) for key, inner in values.items()}
+        case list():
+            return [put_together(inner, tensors) for inner in values]
+        case tuple():
+            return tuple(put_together(inner, tensors) for inner in values)
+        case Described():
+            return _live_object(values, tensors)
+        case Numbers():
+            made = list(numbers_in(values))
+            return tuple(made) if values.type == "tuple" else made
+        case Span():
+            raw = b"".join(bytes_in(values))
+            return raw.decode("utf-8", "surrogatepass") if values.text else raw
+    return values
+
+
+def _live_tensor(ref: TensorRef, tensor: Any) -> Any:
+    import torch
+
+    if ref.type == _ARRAY:
+        return tensor.numpy()
+    if ref.type in (_PARAMETER, "torch.nn.parameter.Parameter"):
+        return torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
+    return tensor.requires_grad_(ref.requires_grad) if ref.requires_grad else tensor
+
+
+def _live_object(value: Described, tensors: Mapping[str, Any]) -> Any:
+    args = [put_together(one, tensors) for one in value.args]
+    items = put_together(value.items, tensors) if value.items is not None else None
+    match value.type:
+        case "collections.OrderedDict":
+            made = collections.OrderedDict(items or {})
+            versions = value.state.get("_metadata") if isinstance(value.state, dict) else None
+            if versions is not None:
+                made._metadata = put_together(versions, tensors)  # type: ignore[attr-defined]  # noqa: SLF001  # as torch keeps it
+            return made
+        case "builtins.set":
+            return set(items or ())
+        case "builtins.frozenset":
+            return frozenset(items or (args[0] if args else ()))
+        case "builtins.complex":
+            return complex(*args)
+    return _of_torch(value, args)
+
+
+def _of_torch(value: Described, args: list[Any]) -> Any:
+    import torch
+
+    match value.type:
+        case "torch.Size":
+            return torch.Size(*args)
+        case "torch.device":
+            return torch.device(*args)
+        case "type" if args and str(args[0]).startswith("torch."):
+            return getattr(torch, str(args[0]).removeprefix("torch."), value)
+    return args[0] if value.type.startswith("numpy.") and len(args) == 1 else value
+
+
+def _index_of(device: Any) -> int | None:
+    index: int | None = device.index  # torch says that there always is one
+    return index
+
+
+def _described(value: object) -> object:
+    """Return a value that is neither a container nor a tensor as what describes it; None if it is of no known kind."""
+    import torch
+
+    if isinstance(value, complex):
+        return Described(type="builtins.complex", args=(value.real, value.imag))
+    if isinstance(value, torch.Size):
+        return Described(type="torch.Size", args=(tuple(value),))
+    if isinstance(value, torch.dtype):
+        return Described(type="type", args=(str(value),))
+    if isinstance(value, torch.device):
+        return Described(
+            type="torch.device", args=(value.type, *([] if (index := _index_of(value)) is None else [index]))
+        )
+    return str(value) if isinstance(value, pathlib.PurePath) else None
