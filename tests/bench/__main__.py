@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import consolidate, convert, diff, inspect, prune, verify
+from tests.bench import consolidate, convert, diff, inspect, prune, training, verify
 
 BENCHES = {
-    "inspect": inspect,
-    "convert": convert,
-    "verify": verify,
-    "prune": prune,
-    "consolidate": consolidate,
-    "diff": diff,
+    one.__name__.rpartition(".")[2]: one for one in (inspect, convert, verify, prune, consolidate, diff, training)
 }
 
 for name in sys.argv[1:] or BENCHES:
