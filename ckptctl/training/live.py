@@ -113,7 +113,8 @@ class Live:
         import torch
 
         given = value.detach().resolve_conj().resolve_neg()
-        if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or given.layout is not torch.strided:
+        kinds = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
+        if type(value) not in kinds or given.layout is not torch.strided:
             raise self._refused(at, f"a {type(value).__qualname__} of layout {given.layout}")
         dtype = dtype_of_torch(str(given.dtype).removeprefix("torch."))
         if dtype is None or given.is_quantized or given.is_meta:

@@ -71,7 +71,8 @@ def load(path: str | os.PathLike[str], *, verify: bool = True, strict: bool = Fa
         tensors = _gathered(checkpoint)
     values = _values(checkpoint, tensors)
     if device is not None:
-        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        moved = {id(tensor): tensor.to(device) for tensor in tensors.values()}  # tied ones stay tied
+        tensors = {name: moved[id(tensor)] for name, tensor in tensors.items()}
     state = put_together(values, tensors)
     for contents in checkpoint.files:
         if isinstance(contents.range.file, LocalFile):
@@ -96,7 +97,8 @@ def latest_good(run: str | os.PathLike[str], *, verify: bool = True) -> Path:
 
 
 def _check_whole(path: Path, checkpoint: Checkpoint) -> None:
-    wrong = [one for one in checkpoint.findings if one.severity is Severity.ERROR]
+    every = (*checkpoint.findings, *(finding for one in checkpoint.files for finding in one.findings))
+    wrong = [one for one in every if one.severity is Severity.ERROR]
     if wrong:
         raise CorruptError(f"{path}: {wrong[0].message}", hint="ckptctl verify shows all that is wrong with it")
     parts = [tensor.name for part in checkpoint.parts.values() for tensor in part.tensors.values() if not tensor.whole]
@@ -184,7 +186,9 @@ def _read(file: LocalFile, ordered: list[tuple[int, memoryview]]) -> str:
 def _empty(tensor: TensorInfo) -> Any:
     import torch
 
-    return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype.torch or "uint8"))
+    if tensor.layout != "strided" or not tensor.dtype.torch or tensor.dtype.bits % 8:
+        raise UnsupportedError(f"{tensor.name} is {tensor.layout} of {tensor.dtype}, which is not loaded")
+    return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype.torch))
 
 
 def _shared(known: Any, tensor: TensorInfo) -> Any:
@@ -208,8 +212,6 @@ def _gathered(checkpoint: Checkpoint) -> dict[str, Any]:
     for name, tensor in _all(checkpoint).items():
         one = known.get(tensor.identity)
         if one is None:
-            if tensor.layout != "strided" or not tensor.dtype.torch:
-                raise UnsupportedError(f"{name} is {tensor.layout} of {tensor.dtype}, which is not loaded")
             one = known[tensor.identity] = _empty(tensor)
             view, at = _view(one), 0
             for block in blocks(tensor, most=_CHUNK):

@@ -35,8 +35,8 @@ def save(path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, 
     path
         Ends in ``.safetensors``; its directory is there.
     state
-        Dicts, lists, tuples and sets of tensors (on any device), NumPy arrays and scalars, and plain values. Tensors
-        that share memory are written once.
+        Dicts, lists, tuples and sets of tensors (on any device), NumPy arrays and scalars, and plain values. Names
+        of one tensor stay tied: it is written once.
     metadata
         Texts for the file's ``__metadata__``.
 
