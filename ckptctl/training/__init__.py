@@ -5,9 +5,11 @@ Saving and loading need torch, the extra ``ckptctl[torch]``; the rest does not, 
 
 from __future__ import annotations
 
+from ckptctl.training.capture import TrainingState
 from ckptctl.training.in_background import AsyncSaver
 from ckptctl.training.interval import Interval, optimal_interval, waste
 from ckptctl.training.loading import UnverifiedWarning, latest_good, load
+from ckptctl.training.sampler import ResumableSampler
 from ckptctl.training.saving import save
 from ckptctl.training.schedule import CheckpointScheduler
 
@@ -15,6 +17,8 @@ __all__ = [
     "AsyncSaver",
     "CheckpointScheduler",
     "Interval",
+    "ResumableSampler",
+    "TrainingState",
     "UnverifiedWarning",
     "latest_good",
     "load",

@@ -6,6 +6,7 @@ Nothing is copied on the way out: the tensors described lie in the memory of the
 from __future__ import annotations
 
 import collections
+import enum
 import pathlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,8 @@ class Live:
 
         if type(value) in _PLAIN:
             return value
+        if isinstance(value, str) and not isinstance(value, enum.Enum):
+            return str.__str__(value)  # a version of torch, say
         if isinstance(value, torch.Tensor):
             return self._tensor(value, at)
         if isinstance(value, np.ndarray):
