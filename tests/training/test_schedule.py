@@ -6,6 +6,8 @@ import json
 import math
 import os
 import signal
+import socket
+import subprocess
 import sys
 
 import pytest
@@ -145,3 +147,34 @@ def test_what_all_processes_do_is_decided_once(clock):
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(ValueError, match="best is|intervals are"):
         CheckpointScheduler(**wrong)
+
+
+RANK = """
+import os, sys, torch.distributed as dist
+from ckptctl.training import CheckpointScheduler
+rank, port = int(sys.argv[1]), sys.argv[2]
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="2")
+dist.init_process_group("gloo")
+scheduler = CheckpointScheduler(every_steps=0, every_seconds=10, clock=lambda: 100.0 * (rank == 0) * step[0])
+for number in range(1, 4):
+    step[0] = number
+    reasons = scheduler.due(number)
+    if reasons:
+        scheduler.saved()
+    print(number, *reasons)
+dist.destroy_process_group()
+"""
+
+
+def test_rank_0_decides_for_all():
+    """The clock of rank 1 stands still; it saves all the same."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    code = RANK.replace("scheduler = Check", "step = [0]\nscheduler = Check", 1)
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", code, str(rank), port], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=60)[0].decode() for rank in ranks]
+    assert said == ["1 time\n2 time\n3 time\n"] * 2
