@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SHOWN = 4
+_OURS = frozenset({"state", "param_groups"})
 
 
 def optimizer_by_name(model: Any, optimizer: Any) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def optimizer_by_name(model: Any, optimizer: Any) -> dict[str, Any]:
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     by_number = dict(zip(numbers, flat, strict=True))
     return {
+        **{key: value for key, value in state.items() if key not in _OURS},
         "state": {by_number[number]: one for number, one in state["state"].items()},
         "param_groups": [group | {"params": names} for group, names in zip(state["param_groups"], groups, strict=True)],
     }
@@ -52,9 +54,12 @@ def optimizer_from_names(model: Any, optimizer: Any, state: Mapping[str, Any]) -
         if len(owners) > 1:
             raise UnsupportedError(f"{_some(names)} are in one group of the optimizer, and were saved in several")
         settings = dict(state["param_groups"][owners.pop()]) if owners else {}
+        if "param_names" in settings:
+            settings["param_names"] = names
         numbers |= {name: len(numbers) + at for at, name in enumerate(names)}
         made.append({**settings, "params": [numbers[name] for name in names]})
-    return {"state": {numbers[name]: one for name, one in state["state"].items()}, "param_groups": made}
+    rest = {key: value for key, value in state.items() if key not in _OURS}
+    return {**rest, "state": {numbers[name]: one for name, one in state["state"].items()}, "param_groups": made}
 
 
 def _names(model: Any, optimizer: Any) -> list[list[str]]:

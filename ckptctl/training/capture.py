@@ -14,6 +14,8 @@ from ckptctl.training.by_name import optimizer_by_name, optimizer_from_names
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+_PARTS = ("scheduler", "scaler", "ema", "data", "saves")
+_COUNTERS = ("requires_grad", "step", "epoch", "best", "accumulated", "counters")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -73,7 +75,7 @@ class TrainingState:
         return state
 
     def restore(self, state: Mapping[str, Any], *, strict: bool = True) -> list[str]:
-        """Put a state back, and return what of this training it does not hold.
+        """Put a state back, and return what of this training it lacks, or what it has and this training does not.
 
         The model comes first, then the optimizer, then the schedule, so that the learning rate is that of the save; the
         random generators come last. Whatever draws random numbers to be set up, such as the iterator of a data
@@ -87,14 +89,17 @@ class TrainingState:
         missing = list(self._missing(state))
         if missing and strict:
             raise UnsupportedError(
-                f"the state lacks {', '.join(missing)}: training would not go on as it was",
+                f"missing: {', '.join(missing)}: training would not go on as it was",
                 hint="restore(…, strict=False) takes what is there",
             )
+        optimizer = None
+        if self.optimizer is not None and "optimizer" in state:  # refused before anything is changed
+            optimizer = optimizer_from_names(self.model, self.optimizer, state["optimizer"])
         self.model.load_state_dict(state["model"])
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(state.get("requires_grad", {}).get(name, parameter.requires_grad))
-        if self.optimizer is not None and "optimizer" in state:
-            self.optimizer.load_state_dict(optimizer_from_names(self.model, self.optimizer, state["optimizer"]))
+        if optimizer is not None:
+            self.optimizer.load_state_dict(optimizer)
         for name, part in self._parts():
             if name in state:
                 part.load_state_dict(state[name])
@@ -116,14 +121,16 @@ class TrainingState:
         ]
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
-        for name in ("scheduler", "scaler", "ema", "data", "saves"):
+        for name in _PARTS:
             part = getattr(self, name)
             if part is not None:
                 yield name, part
 
     def _missing(self, state: Mapping[str, Any]) -> Iterator[str]:
         wanted = ["model", *(["optimizer"] if self.optimizer is not None else []), *(name for name, _ in self._parts())]
-        yield from (name for name in (*wanted, "step", "epoch") if name not in state)
+        yield from (name for name in (*wanted, *_COUNTERS) if name not in state)
+        there = {"model", *wanted}
+        yield from (f"a place for its {name}" for name in ("optimizer", *_PARTS) if name in state and name not in there)
         yield from (f"rng.{name}" for name in _generators() if name not in state.get("rng", {}))
         if state.get("accumulated") and "gradients" not in state:
             yield "gradients"

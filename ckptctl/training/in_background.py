@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from ckptctl.errors import UsageError
 from ckptctl.training.live import require_torch, taken_apart
 from ckptctl.training.saving import checked_target, write_live
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
     from types import TracebackType
 
     from ckptctl.training.live import Live
+
+
+_UNFINISHED: set[AsyncSaver] = set()
+"""Savers whose last save nobody has waited for: they live until its outcome has been told."""
 
 
 class AsyncSaver:
@@ -30,8 +37,17 @@ class AsyncSaver:
         self._pool = ThreadPoolExecutor(1, "ckptctl-save")
         self._saving: Future[str] | None = None
         self._copies: list[Any] = []
+        self._closed = False
         # What `atexit` calls comes after the threads that a save needs have been forbidden to start.
-        threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]  # noqa: SLF001
+        mine, process = weakref.ref(self), os.getpid()
+
+        def at_exit() -> None:
+            saver = mine()
+            if saver and os.getpid() == process:  # a forked child has none of the threads
+                saver.close_at_exit()
+
+        with contextlib.suppress(RuntimeError):  # the program is ending already
+            threading._register_atexit(at_exit)  # type: ignore[attr-defined]  # noqa: SLF001
 
     def save(
         self, path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, str] | None = None
@@ -45,22 +61,31 @@ class AsyncSaver:
         CkptctlError
             The save before this one failed; this one was not begun.
         """
+        if self._closed:
+            raise UsageError("this saver was closed")
         self.wait()
         live = taken_apart(state, path=checked_target(path))
         self._copy(live)
         self._saving = self._pool.submit(write_live, live, dict(metadata or {}))
+        _UNFINISHED.add(self)
         return self._saving
 
     def wait(self) -> str:
         """Wait until the last save is durable; return its SHA-256, nothing if there is none. Raises its error, once."""
-        saving, self._saving = self._saving, None
-        return saving.result() if saving else ""
+        saving = self._saving
+        try:
+            return saving.result() if saving else ""
+        finally:
+            if saving and saving.done():  # else somebody was interrupted: its memory is still being written from
+                self._saving = None
+                _UNFINISHED.discard(self)
 
     def close(self) -> None:
         """Wait for the last save, and give the memory back."""
         try:
             self.wait()
         finally:
+            self._closed = True
             self._copies.clear()
             self._pool.shutdown()
 
@@ -83,7 +108,8 @@ class AsyncSaver:
             memory.move_to(copy)
             self._copies.append(copy)
 
-    def _at_exit(self) -> None:
+    def close_at_exit(self) -> None:
+        """Close, and write what went wrong to stderr."""
         try:
             self.close()
         except Exception as error:  # noqa: BLE001  # the program is over: there is nobody else to tell

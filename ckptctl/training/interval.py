@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Model = Literal["exact", "daly", "young"]
-_STEPS = 200
+_STEPS, _TINY = 200, 1e-7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def optimal_interval(  # noqa: PLR0913  # two are needed, the rest has a meaning
     if not all(math.isfinite(one) and one >= 0 for one in times) or not save_seconds or not mtbf or nodes < 1:
         raise ValueError("times are in seconds, finite and not negative; a save and the time between failures not zero")
     seconds = max({"young": _young, "daly": _daly, "exact": _exact}[model](save_seconds, mtbf), persist_seconds)
-    steps = max(int(seconds / step_seconds), 1) if step_seconds else 0
+    steps = max(int(seconds / step_seconds), math.ceil(persist_seconds / step_seconds), 1) if step_seconds else 0
     seconds = steps * step_seconds if steps else seconds
     return Interval(
         seconds=seconds,
@@ -116,6 +116,8 @@ def _daly(save: float, mtbf: float) -> float:
 
 def _exact(save: float, mtbf: float) -> float:
     """The root x of (1 - x) e^x = e^(-save / mtbf), by bisection."""
+    if save < mtbf * _TINY:
+        return _daly(save, mtbf)  # which is exact then, where this equation has no digits left
     target = math.exp(-save / mtbf)
     low, high = 0.0, 1.0
     for _ in range(_STEPS):

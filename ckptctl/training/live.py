@@ -1,4 +1,4 @@
-"""A live training state as tensors and plain values, and back: what `save` writes and `load` returns.
+"""A live training state as tensors and plain values: what `save` writes.
 
 Nothing is copied on the way out: the tensors described lie in the memory of the state itself.
 """
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from ckptctl.errors import MissingExtraError, UnsupportedError
 from ckptctl.model import Encoding, Piece, TensorInfo, contiguous_strides, dtype_of_torch
 from ckptctl.storage import ByteRange
-from ckptctl.values import Described, Numbers, Span, TensorRef
-from ckptctl.values.compare import bytes_in, numbers_in
+from ckptctl.values import Described, TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
-_PARAMETER, _ARRAY = "torch.nn.Parameter", "numpy.ndarray"
+_MAX_BITS, _MAX_DEPTH, _MAX_KEY = 10_000, 90, 1024
+PARAMETER, ARRAY = "torch.nn.Parameter", "numpy.ndarray"
 
 
 class Memory:
@@ -61,7 +61,7 @@ class Live:
     path: Path
     values: object = None
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
-    storages: dict[int, Memory] = field(default_factory=dict)
+    storages: dict[tuple[int, int], Memory] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
 
     def of(self, value: object, at: str) -> object:
@@ -69,13 +69,15 @@ class Live:
         import numpy as np
         import torch
 
+        if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+            raise self._refused(at, f"an int of {value.bit_length()} bits")
         if type(value) in _PLAIN:
             return value
         if isinstance(value, str) and not isinstance(value, enum.Enum):
             return str.__str__(value)  # a version of torch, say
         if isinstance(value, torch.Tensor):
             return self._tensor(value, at)
-        if isinstance(value, np.ndarray):
+        if type(value) is np.ndarray:
             return self._array(value, at)
         if isinstance(value, (np.bool_, np.integer, np.floating)):
             return value.item()
@@ -83,8 +85,8 @@ class Live:
         return special if special is not None else self._container(value, at)
 
     def _container(self, value: object, at: str) -> object:
-        if id(value) in self.open:
-            raise self._refused(at, "it holds itself")
+        if id(value) in self.open or len(self.open) > _MAX_DEPTH:
+            raise self._refused(at, "it holds itself" if id(value) in self.open else "values nested too deeply")
         self.open.add(id(value))
         made = self._inside(value, at)
         self.open.discard(id(value))
@@ -97,6 +99,8 @@ class Live:
             versions = getattr(value, "_metadata", None)
             state = {"_metadata": self.of(versions, f"{at}._metadata")} if versions else None
             return Described(type="collections.OrderedDict", items=self._items(value, at), state=state)
+        if type(value) is collections.Counter:
+            return Described(type="collections.Counter", items=self._items(value, at))
         if type(value) in (list, tuple) and isinstance(value, (list, tuple)):
             made = [self.of(inner, f"{at}.{index}" if at else str(index)) for index, inner in enumerate(value)]
             return made if isinstance(value, list) else tuple(made)
@@ -108,13 +112,16 @@ class Live:
 
     def _items(self, value: Mapping[Any, Any], at: str) -> dict[object, object]:
         for key in value:
-            if type(key) not in _PLAIN and not (type(key) is tuple and all(type(part) in _PLAIN for part in key)):
-                raise self._refused(at, f"a dict with a key of {type(key).__qualname__}")
+            parts = key if type(key) is tuple else (key,)
+            if any(type(part) not in _PLAIN or (isinstance(part, bytes) and len(part) > _MAX_KEY) for part in parts):
+                raise self._refused(at, f"a dict with a key of {type(key).__qualname__}, or a very long one")
         return {key: self.of(inner, f"{at}.{key}" if at else str(key)) for key, inner in value.items()}
 
     def _tensor(self, value: Any, at: str) -> TensorRef:
         import torch
 
+        if value.is_nested:
+            raise self._refused(at, "a nested tensor")
         given = value.detach().resolve_conj().resolve_neg()
         kinds = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
         if type(value) not in kinds or given.layout is not torch.strided:
@@ -137,24 +144,24 @@ class Live:
         )
         name = self._named(at)
         self.tensors[name] = TensorInfo(name=name, dtype=dtype, shape=shape, pieces=(piece,))
-        kind = _PARAMETER if isinstance(value, torch.nn.Parameter) else "torch.Tensor"
+        kind = PARAMETER if isinstance(value, torch.nn.Parameter) else "torch.Tensor"
         return TensorRef(name=name, type=kind, requires_grad=bool(value.requires_grad))
 
     def _array(self, value: Any, at: str) -> TensorRef:
         import numpy as np
         import torch
 
-        if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
+        if value.dtype.kind not in "biufc" or value.dtype.itemsize > (16 if value.dtype.kind == "c" else 8):
             raise self._refused(at, f"a NumPy array of {value.dtype}")
         little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
         made = self._tensor(torch.from_numpy(little.reshape(value.shape)), at)
-        return TensorRef(name=made.name, type=_ARRAY)
+        return TensorRef(name=made.name, type=ARRAY)
 
     def _memory(self, storage: Any) -> Memory:
         import torch
 
-        key = int(storage.data_ptr())
-        if key not in self.storages or not key:
+        key = int(storage.data_ptr()), int(storage.nbytes())
+        if key not in self.storages or not key[0]:
             flat: Any = torch.empty(0, dtype=torch.uint8).set_(storage)
             self.storages[key] = Memory(flat, path=self.path)
         return self.storages[key]
@@ -198,73 +205,6 @@ def taken_apart(state: object, *, path: Path) -> Live:
     live = Live(path)
     live.values = live.of(state, "")
     return live
-
-
-def put_together(values: object, tensors: Mapping[str, Any]) -> Any:
-    """Return a live state from a tree and the tensors that it refers to.
-
-    Objects of classes that are not made here stay the records that describe them.
-    """
-    match values:
-        case TensorRef():
-            return _live_tensor(values, tensors[values.name])
-        case dict():
-            return {key: put_together(inner, tensors) for key, inner in values.items()}
-        case list():
-            return [put_together(inner, tensors) for inner in values]
-        case tuple():
-            return tuple(put_together(inner, tensors) for inner in values)
-        case Described():
-            return _live_object(values, tensors)
-        case Numbers():
-            made = list(numbers_in(values))
-            return tuple(made) if values.type == "tuple" else made
-        case Span():
-            raw = b"".join(bytes_in(values))
-            return raw.decode("utf-8", "surrogatepass") if values.text else raw
-    return values
-
-
-def _live_tensor(ref: TensorRef, tensor: Any) -> Any:
-    import torch
-
-    if ref.type == _ARRAY:
-        return tensor.numpy()
-    if ref.type in (_PARAMETER, "torch.nn.parameter.Parameter"):
-        return torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
-    return tensor.requires_grad_(ref.requires_grad) if ref.requires_grad else tensor
-
-
-def _live_object(value: Described, tensors: Mapping[str, Any]) -> Any:
-    args = [put_together(one, tensors) for one in value.args]
-    items = put_together(value.items, tensors) if value.items is not None else None
-    match value.type:
-        case "collections.OrderedDict":
-            made = collections.OrderedDict(items or {})
-            versions = value.state.get("_metadata") if isinstance(value.state, dict) else None
-            if versions is not None:
-                made._metadata = put_together(versions, tensors)  # type: ignore[attr-defined]  # noqa: SLF001  # as torch keeps it
-            return made
-        case "builtins.set":
-            return set(items or ())
-        case "builtins.frozenset":
-            return frozenset(items or (args[0] if args else ()))
-        case "builtins.complex":
-            return complex(*args)
-    return _of_torch(value, args)
-
-
-def _of_torch(value: Described, args: list[Any]) -> Any:
-    import torch
-
-    match value.type:
-        case "torch.Size":
-            return torch.Size(*args)
-        case "torch.device":
-            return torch.device(*args)
-        case "type" if args and str(args[0]).startswith("torch."):
-            return getattr(torch, str(args[0]).removeprefix("torch."), value)
-    return args[0] if value.type.startswith("numpy.") and len(args) == 1 else value
 
 
 def _index_of(device: Any) -> int | None:

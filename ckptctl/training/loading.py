@@ -18,7 +18,8 @@ from ckptctl.ops.verify.run import latest_good as newest_good
 from ckptctl.runs import is_run, open_one
 from ckptctl.storage import LocalFile
 from ckptctl.tensors.gather import blocks, raw_range
-from ckptctl.training.live import put_together, require_torch
+from ckptctl.training.live import require_torch
+from ckptctl.training.together import put_together
 from ckptctl.values import TensorRef
 
 if TYPE_CHECKING:
@@ -69,11 +70,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = True, strict: bool = Fa
         if verify:
             _check_bytes(where, checkpoint, strict=strict)
         tensors = _gathered(checkpoint)
-    values = _values(checkpoint, tensors)
-    if device is not None:
-        moved = {id(tensor): tensor.to(device) for tensor in tensors.values()}  # tied ones stay tied
-        tensors = {name: moved[id(tensor)] for name, tensor in tensors.items()}
-    state = put_together(values, tensors)
+    state = _made(where, checkpoint, tensors, device)
     for contents in checkpoint.files:
         if isinstance(contents.range.file, LocalFile):
             contents.range.file.release()
@@ -94,6 +91,17 @@ def latest_good(run: str | os.PathLike[str], *, verify: bool = True) -> Path:
     if found is None:
         raise UsageError(f"{run}: it holds no checkpoint that is whole", hint="ckptctl inspect shows what is there")
     return found
+
+
+def _made(where: Path, checkpoint: Checkpoint, tensors: dict[str, Any], device: Any) -> Any:
+    moved = tensors
+    if device is not None:
+        each = {id(tensor): tensor.to(device) for tensor in tensors.values()}  # tied ones stay tied
+        moved = {name: each[id(tensor)] for name, tensor in tensors.items()}
+    try:
+        return put_together(_values(checkpoint, tensors), moved, tensors)
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:  # arguments that no writer would give
+        raise CorruptError(f"{where}: what it holds cannot be made: {error}") from error
 
 
 def _check_whole(path: Path, checkpoint: Checkpoint) -> None:

@@ -46,6 +46,8 @@ class ResumableSampler:
 
     def advance(self, samples: int) -> None:
         """Say that so many more samples of this epoch have been used, by this rank."""
+        if samples < 0:
+            raise ValueError("samples are not used less")
         self.used = min(self.used + samples, self.size // self.world)
 
     def next_epoch(self) -> None:
@@ -54,7 +56,8 @@ class ResumableSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is."""
-        return {"epoch": self.epoch, "used": self.used, "size": self.size, "seed": self.seed, "world": self.world}
+        return {"epoch": self.epoch, "used": self.used, "size": self.size, "seed": self.seed,
+                "world": self.world, "shuffle": self.shuffle}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there.
@@ -65,7 +68,7 @@ class ResumableSampler:
             It is of another data set, order, or number of ranks.
         """
         mine = self.state_dict()
-        wrong = [key for key in ("size", "seed", "world") if state[key] != mine[key]]
+        wrong = [key for key in ("size", "seed", "world", "shuffle") if state[key] != mine[key]]
         if wrong:
             raise ValueError(f"{wrong[0]} is {mine[wrong[0]]} here, and was {state[wrong[0]]} when it was saved")
-        self.epoch, self.used = int(state["epoch"]), int(state["used"])
+        self.epoch, self.used = int(state["epoch"]), min(int(state["used"]), self.size // self.world)

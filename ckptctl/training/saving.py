@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,9 +74,12 @@ def write_live(live: Live, metadata: Mapping[str, str]) -> str:
         raise UsageError(f"metadata: {wrong[0]!r} is a key of ckptctl's own, or has no text")
     nothing = MemoryFile(b"", path=live.path).range()
     contents = Contents(format="state", range=nothing, tensors=live.tensors, values=live.values)
-    source = Source(path=live.path, files=(), parts=split(contents), values=live.values, metadata=dict(metadata))
+    given = dict(metadata)
+    source = Source(path=live.path, files=(), parts=split(contents), values=live.values, metadata=given, live=True)
     with about(live.path):
         prepared = prepare(source, _OPTIONS, safetensors=True)
+        if prepared.values is None:  # names alone would do for a flat dict, but for its order and its class
+            prepared = replace(prepared, values=live.values)
         outputs = lay_out(prepared, live.path, _OPTIONS, shards={})
         check_outputs(outputs, (), _OPTIONS)
         outcome = carry_out(outputs, (), _OPTIONS, lambda _: None)

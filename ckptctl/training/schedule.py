@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _RECENT = 5
-_URGENT = frozenset({"signal", "on demand"})
+URGENT = frozenset({"signal", "SIGTERM", "on demand"})
+"""Reasons that do not wait, and that hold for all processes if one has them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class CheckpointScheduler:
         Seconds that never go back; ``time.monotonic`` by default.
     decide
         Under several processes: is given what this one would do and returns what all do. By default, if
-        ``torch.distributed`` is initialized, what rank 0 would do.
+        ``torch.distributed`` is initialized, what rank 0 would do, and what any would do at once.
     """
 
     every_seconds: float = 1800.0
@@ -68,6 +69,7 @@ class CheckpointScheduler:
     _scores: list[float] = field(init=False, default_factory=list)
     _waiting: dict[str, None] = field(init=False, default_factory=dict)
     _signalled: bool = field(init=False, default=False)
+    _stopping: bool = field(init=False, default=False)
     _durations: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=_RECENT))
 
     def __post_init__(self) -> None:
@@ -80,8 +82,8 @@ class CheckpointScheduler:
 
     @property
     def stopping(self) -> bool:
-        """Whether a signal has come: the loop is to end after the save."""
-        return self._signalled
+        """Whether SIGTERM has come, and `due` has said so on all processes: the loop is to end after the save."""
+        return self._stopping
 
     def due(self, step: int, *, epoch: int | None = None, metric: float | None = None) -> tuple[str, ...]:
         """Return why to save after `step`, nothing if not to.
@@ -92,9 +94,11 @@ class CheckpointScheduler:
         for reason in self._reasons(step, epoch, metric):
             self._waiting[reason] = None
         self._step, self._epoch = max(step, self._step), max(epoch or 0, self._epoch)
-        ready = self.clock() - self._last >= self.minimum_seconds or not _URGENT.isdisjoint(self._waiting)
+        ready = self.clock() - self._last >= self.minimum_seconds or not URGENT.isdisjoint(self._waiting)
         wanted = tuple(self._waiting) if ready else ()
-        return self._agreed(wanted)
+        agreed = self._agreed(wanted)
+        self._stopping = self._stopping or "SIGTERM" in agreed
+        return agreed
 
     def saved(self, seconds: float | None = None) -> None:
         """Say that a save was made, and how long it took: the time until the next one begins now."""
@@ -124,9 +128,11 @@ class CheckpointScheduler:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  # as handlers are called
-        if not self._signalled:
-            self._signalled = True
+        if number != signal.SIGTERM:
             self._waiting["signal"] = None
+        elif not self._signalled:
+            self._signalled = True
+            self._waiting["SIGTERM"] = None
 
     def _reasons(self, step: int, epoch: int | None, metric: float | None) -> Iterator[str]:
         if self.every_steps and step // self.every_steps > self._step // self.every_steps:
@@ -155,7 +161,7 @@ class CheckpointScheduler:
             return self.decide(wanted)
         from ckptctl.training.ranks import of_first_rank  # noqa: PLC0415  # torch, if somebody has loaded it
 
-        return of_first_rank(wanted)
+        return of_first_rank(wanted, URGENT)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what belongs into a checkpoint, plain values; times are seconds ago, for a clock that begins anew."""
@@ -164,7 +170,7 @@ class CheckpointScheduler:
             "step": self._step,
             "epoch": self._epoch,
             "scores": list(self._scores),
-            "waiting": [reason for reason in self._waiting if reason != "signal"],
+            "waiting": [reason for reason in self._waiting if reason not in URGENT],
             "durations": list(self._durations),
         }
 
@@ -181,6 +187,6 @@ def _taken(path: Path) -> bool:
     """Whether a file is there; it is not, after that."""
     try:
         path.unlink()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
         return False
     return True

@@ -53,7 +53,7 @@ def test_l09_what_is_missing_is_named(tmp_path):
     state = small().capture()
     del state["rng"]
     del state["optimizer"]
-    with pytest.raises(UnsupportedError, match=r"the state lacks optimizer, rng\.python, rng\.numpy, rng\.torch"):
+    with pytest.raises(UnsupportedError, match=r"missing: optimizer, rng\.python, rng\.numpy, rng\.torch"):
         small().restore(state)
     assert small().restore(state, strict=False) == ["optimizer", "rng.python", "rng.numpy", "rng.torch"]
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 
 from ckptctl.errors import UnsupportedError
-from ckptctl.training import in_background
 from ckptctl.training.in_background import AsyncSaver
 from ckptctl.training.loading import load
 from ckptctl.training.saving import save
@@ -18,14 +16,7 @@ from tests.training.test_loading import same
 from tests.training.test_saving import training
 
 
-def test_l05_what_is_written_is_what_was_there_at_the_call(tmp_path, monkeypatch):
-    begin, write = threading.Event(), in_background.write_live
-
-    def late(live, metadata):
-        begin.wait(20)
-        return write(live, metadata)
-
-    monkeypatch.setattr(in_background, "write_live", late)
+def test_l05_what_is_written_is_what_was_there_at_the_call(tmp_path, begin):
     state = {"w": torch.ones(4), "step": torch.tensor(1.0), "n": 1, "l": [1]}
     with AsyncSaver() as saver:
         saver.save(tmp_path / "s.safetensors", state)

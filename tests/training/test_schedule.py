@@ -98,10 +98,13 @@ def test_a_signal_saves_once_at_the_end_of_the_step(clock):
         assert scheduler.due(1) == ()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert (scheduler.due(2), scheduler.stopping) == (("signal",), True)
+        assert not scheduler.stopping  # before the save the loop must not end
+        assert (scheduler.due(2), scheduler.stopping) == (("SIGTERM", "signal"), True)
         scheduler.saved(40)
         os.kill(os.getpid(), signal.SIGTERM)
         assert scheduler.due(3) == ()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert scheduler.due(4) == ("signal",)
     assert signal.getsignal(signal.SIGTERM) is before
     assert scheduler.warning() == "a step and a save take 40 s, 30 s are left after a signal"
 
