@@ -52,6 +52,14 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def recovery(session: nox.Session) -> None:
+    """Kill the example training at random moments, and demand the losses of one that was left alone."""
+    _develop(session)
+    train = ("python", "docs/examples/train.py", "{run}", "--steps", "400")
+    session.run("python", "docs/examples/recovery.py", *session.posargs, "--", *train)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Write the generated pages of the documentation anew."""
     _develop(session)

@@ -13,16 +13,20 @@ import torch
 
 from ckptctl.errors import UnsupportedError
 from ckptctl.training import ResumableSampler, TrainingState, load, save
+from tests.console import ROOT
 
-LOOP = Path(__file__).parent / "loop.py"
+LOOP = ROOT / "docs" / "examples" / "train.py"
 
 
 def losses(run: Path, workers: int, stops: tuple[int, ...] = (), steps: int = 18) -> dict[int, str]:
     """The losses by step, of a training that is stopped some times; each step must say the same every time."""
     run.mkdir()
+    options = {"workers": workers, "steps": steps, "every": 1}
     for stop in (*stops, -1):
         done = subprocess.run(
-            [sys.executable, LOOP, run, str(workers), str(steps), str(stop)], capture_output=True, check=False
+            [sys.executable, LOOP, run, *(f"--{key}={value}" for key, value in options.items()), f"--crash-at={stop}"],
+            capture_output=True,
+            check=False,
         )
         assert done.returncode == (9 if stop > 0 else 0), done.stderr.decode()
     found: dict[int, str] = {}

@@ -38,11 +38,15 @@ class Pruning:
     ----------
     lock
         Whether to lock each directory; without it nothing may be applied.
+    below
+        Whether of a directory that is no run those in it are meant.
     """
 
-    def __init__(self, paths: Iterable[Path], settings: Settings, now: datetime, *, lock: bool = True) -> None:
+    def __init__(
+        self, paths: Iterable[Path], settings: Settings, now: datetime, *, lock: bool = True, below: bool = True
+    ) -> None:
         self.settings, self.now = settings, now
-        self._lock = lock
+        self._lock, self._below = lock, below
         self._stack = ExitStack()
         self._opened: dict[Path, Directory] = {}
         self._known: set[tuple[int, int]] = set()
@@ -96,10 +100,11 @@ class Pruning:
             raise UnknownFormatError(f"{path}: a checkpoint, not a run", hint="prune takes the directory that it is in")
         if self._plan(path):
             return
-        every = directories_below(path)
+        every = directories_below(path) if self._below else ()
         found = [self._try(partial(self._plan, below), below) for below in every]
         if not any(one is not False for one in found):
-            raise UnknownFormatError(f"{path}: not a run: neither it nor the directories in it hold checkpoints")
+            where = "neither it nor the directories in it hold" if self._below else "it does not hold"
+            raise UnknownFormatError(f"{path}: not a run: {where} checkpoints")
 
     def _try(self, call: Callable[[], _T], path: Path) -> _T | None:
         """Do something about one directory; what goes wrong there does not stop the rest."""

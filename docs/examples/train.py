@@ -1,0 +1,111 @@
+"""A small real training that can be interrupted at any moment, and goes on bit for bit as if it had not been.
+
+``python train.py RUN``: dropout, AdamW, a schedule, shuffled data, several epochs. It goes on from the newest good
+checkpoint in RUN, and writes a line with step and loss for each step to RUN/losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ckptctl.training import CheckpointScheduler, Policy, ResumableSampler, TrainingState, load, prune, save
+
+EXAMPLES, BATCH = 50, 8
+
+
+class Data(torch.utils.data.Dataset):
+    """Rows that depend on nothing but their index."""
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(6, generator=torch.Generator().manual_seed(index))
+
+
+def set_up(steps: int, every: int) -> TrainingState:
+    """Make all parts of the training; the seeds decide how it begins."""
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    return TrainingState(
+        model=model,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
+        data=ResumableSampler(EXAMPLES, seed=4),
+        saves=CheckpointScheduler(every_steps=every),
+    )
+
+
+def one_step(training: TrainingState, batch: torch.Tensor) -> float:
+    """Train on a batch; return its loss."""
+    noise = random.random() + np.random.rand()
+    loss = training.model(batch * (1 + 0.01 * noise)).square().mean()
+    training.optimizer.zero_grad()
+    loss.backward()
+    training.optimizer.step()
+    training.scheduler.step()
+    training.data.advance(len(batch))
+    training.step += 1
+    return loss.item()
+
+
+def save_it(training: TrainingState, run: Path) -> None:
+    """Save; once that is durable, delete what need not be kept."""
+    begin = time.monotonic()
+    save(run / f"step_{training.step}.safetensors", training.capture())
+    training.saves.saved(time.monotonic() - begin)
+    prune(run, Policy(last=3, best=0, anchor_every=50))
+
+
+def main() -> None:
+    """Train from where the run is to the last step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--every", type=int, default=5, help="save every so many steps")
+    parser.add_argument("--workers", type=int, default=0, help="processes that fetch data")
+    parser.add_argument("--crash-at", type=int, default=-1, help="end without a word after that step, for tests")
+    given = parser.parse_args()
+    given.run.mkdir(parents=True, exist_ok=True)
+    training = set_up(given.steps, given.every)
+    state = load(given.run) if any(given.run.glob("step_*.safetensors")) else None
+    training.step = state["step"] if state else 0  # it may have come to its end already
+    with training.saves.signals():
+        while training.step < given.steps and not training.saves.stopping:
+            if state is not None:
+                training.data.load_state_dict(state["data"])
+            generator = torch.Generator().manual_seed(5)  # the workers' seeds come from here, not from the global one
+            loader = torch.utils.data.DataLoader(
+                Data(), BATCH, sampler=training.data, num_workers=given.workers, generator=generator
+            )
+            batches = iter(loader)
+            if state is not None:
+                training.restore(state)  # last, for it sets the random generators
+                state = None
+            for batch in batches:
+                loss = one_step(training, batch)
+                with (given.run / "losses").open("a") as file:
+                    file.write(f"{training.step} {loss!r}\n")
+                last = training.step == given.steps
+                if training.saves.due(training.step) or last:
+                    save_it(training, given.run)
+                if training.step == given.crash_at:
+                    os._exit(9)
+                if last or training.saves.stopping:
+                    return
+            training.data.next_epoch()
+            training.epoch += 1
+
+
+if __name__ == "__main__":
+    main()
