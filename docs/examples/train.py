@@ -59,12 +59,13 @@ def one_step(training: TrainingState, batch: torch.Tensor) -> float:
     return loss.item()
 
 
-def save_it(training: TrainingState, run: Path) -> None:
+def save_it(training: TrainingState, run: Path, *, keep_all: bool) -> None:
     """Save; once that is durable, delete what need not be kept."""
     begin = time.monotonic()
     save(run / f"step_{training.step}.safetensors", training.capture())
     training.saves.saved(time.monotonic() - begin)
-    prune(run, Policy(last=3, best=0, anchor_every=50))
+    if not keep_all:
+        prune(run, Policy(last=3, best=0, anchor_every=50))
 
 
 def main() -> None:
@@ -74,12 +75,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--every", type=int, default=5, help="save every so many steps")
     parser.add_argument("--workers", type=int, default=0, help="processes that fetch data")
+    parser.add_argument("--keep-all", action="store_true", help="delete no checkpoint")
     parser.add_argument("--crash-at", type=int, default=-1, help="end without a word after that step, for tests")
     given = parser.parse_args()
     given.run.mkdir(parents=True, exist_ok=True)
     training = set_up(given.steps, given.every)
     state = load(given.run) if any(given.run.glob("step_*.safetensors")) else None
     training.step = state["step"] if state else 0  # it may have come to its end already
+    print(f"resumed from step {training.step}", flush=True)
     with training.saves.signals():
         while training.step < given.steps and not training.saves.stopping:
             if state is not None:
@@ -98,7 +101,7 @@ def main() -> None:
                     file.write(f"{training.step} {loss!r}\n")
                 last = training.step == given.steps
                 if training.saves.due(training.step) or last:
-                    save_it(training, given.run)
+                    save_it(training, given.run, keep_all=given.keep_all)
                 if training.step == given.crash_at:
                     os._exit(9)
                 if last or training.saves.stopping:
