@@ -55,7 +55,7 @@ def bench(session: nox.Session) -> None:
 def recovery(session: nox.Session) -> None:
     """Kill the example training at random moments, and demand the losses of one that was left alone."""
     _develop(session)
-    train = ("python", "docs/examples/train.py", "{run}", "--steps", "400")
+    train = ("python", "docs/examples/train.py", "{run}", "--steps", "200")
     session.run("python", "docs/examples/recovery.py", *session.posargs, "--", *train)
 
 

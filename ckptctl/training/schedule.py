@@ -98,12 +98,15 @@ class CheckpointScheduler:
         wanted = tuple(self._waiting) if ready else ()
         agreed = self._agreed(wanted)
         self._stopping = self._stopping or "SIGTERM" in agreed
+        for reason in URGENT.intersection(wanted, agreed):  # told; one that comes while it is saved waits for the next
+            self._waiting.pop(reason, None)
         return agreed
 
     def saved(self, seconds: float | None = None) -> None:
         """Say that a save was made, and how long it took: the time until the next one begins now."""
         self._last = self.clock()
-        self._waiting.clear()
+        for reason in [one for one in self._waiting if one not in URGENT]:
+            self._waiting.pop(reason, None)
         if seconds is not None:
             self._durations.append(seconds)
 

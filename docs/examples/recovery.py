@@ -46,15 +46,20 @@ def finish(command: list[str], run: Path) -> None:
         raise ValueError(f"FAIL: it ended with status {status}")
 
 
-def interrupted(command: list[str], run: Path, how: signal.Signals, moments: list[float]) -> int:
-    """Interrupt the training so many seconds after its first step, then let it end; return how often it was hit."""
+def lines(run: Path) -> int:
+    """Return how many steps have been written down."""
+    return (run / "losses").read_bytes().count(b"\n") if (run / "losses").exists() else 0
+
+
+def interrupted(command: list[str], run: Path, how: signal.Signals, moments: list[tuple[int, float]]) -> int:
+    """Interrupt the training after so many more steps and seconds, then let it end; return how often it was hit."""
     hits = 0
-    for moment in moments:
+    for steps, seconds in moments:
+        before = lines(run)
         training = start(command, run)
-        before = (run / "losses").stat().st_size if (run / "losses").exists() else 0
-        while training.poll() is None and not ((run / "losses").exists() and (run / "losses").stat().st_size > before):
-            time.sleep(0.005)
-        time.sleep(moment)
+        while training.poll() is None and lines(run) < before + steps:
+            time.sleep(0.001)
+        time.sleep(seconds)
         hits += training.poll() is None
         training.send_signal(how)
         training.wait()
@@ -73,12 +78,12 @@ def main() -> int:
     chosen = random.Random(given.seed)
     failed = hits = 0
     with tempfile.TemporaryDirectory() as place:
-        begin = time.monotonic()
         finish(given.command, Path(place, "alone"))
-        longest, alone = (time.monotonic() - begin) / given.kills, losses(Path(place, "alone"))
+        alone = losses(Path(place, "alone"))
+        most = max(1, len(alone) // (given.kills + 1))
         for number in range(1, given.rounds + 1):
             how = (signal.SIGKILL, signal.SIGTERM)[number % 2]
-            moments = [chosen.uniform(0, longest) for _ in range(given.kills)]
+            moments = [(chosen.randint(1, most), chosen.uniform(0, 0.02)) for _ in range(given.kills)]
             run = Path(place, str(number))
             try:
                 hit = interrupted(given.command, run, how, moments)

@@ -129,6 +129,19 @@ def test_a_signal_that_came_after_the_decision_ends_the_loop_only_with_the_next(
     assert scheduler.stopping
 
 
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGUSR1, "signal")])
+def test_a_signal_that_comes_while_it_is_saved_is_not_lost(number, reason):
+    scheduler = CheckpointScheduler(every_steps=1)
+    with scheduler.signals():
+        signal.raise_signal(signal.SIGUSR1)
+        assert scheduler.due(1) == ("signal", "steps")
+        signal.raise_signal(number)
+        scheduler.saved()
+        assert reason in scheduler.due(2)
+        scheduler.saved()
+        assert scheduler.due(3) == ("steps",)
+
+
 def test_a_part_that_nobody_takes_is_named():
     model = torch.nn.Linear(2, 2)
     whole = TrainingState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0)).capture()
