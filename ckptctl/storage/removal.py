@@ -32,9 +32,9 @@ def remove_tree(directory: Directory, name: str) -> int:
     OSError
         Some of it could not be removed. What could be is.
     """
-    why = survey(directory, name).why
-    if "mounted" in why:
-        raise OSError(errno.EBUSY, why)
+    found = survey(directory, name)
+    if found.mounted:
+        raise OSError(errno.EBUSY, found.why)
     return _remove(directory.fd, name)
 
 

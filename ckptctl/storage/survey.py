@@ -30,7 +30,7 @@ class Survey:
     Two surveys are equal if nothing was changed in between, as far as inodes, sizes and times tell. `own` is how
     many bytes on disk have no other name; `shared` are those with several names: how many names each has, how many
     of them are here, its bytes. `suspects` are the names further down that were to be noted. `why` says why it must
-    not be removed, empty if it may be.
+    not be removed, empty if it may be; `mounted` tells of another file system in it, whatever else there is.
     """
 
     top: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -41,6 +41,11 @@ class Survey:
     shared: dict[Inode, tuple[int, int, int]] = field(default_factory=dict, compare=False)
     suspects: list[str] = field(default_factory=list, compare=False)
     why: str = field(default="", compare=False)
+    mounted: bool = field(default=False, compare=False)
+
+    def note_mount(self) -> None:
+        """Another file system is mounted on it or in it; whatever else is found, nothing of that may be removed."""
+        self.why, self.mounted = "another file system is mounted on it or in it", True
 
 
 def survey(directory: Directory, name: str, suspects: Callable[[str, bool], bool] = lambda *_: False) -> Survey:
@@ -54,7 +59,7 @@ def survey(directory: Directory, name: str, suspects: Callable[[str, bool], bool
     result = Survey(top=(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_mode))
     path = directory.path / name
     if found.st_dev != os.fstat(directory.fd).st_dev or _holds_a_mount(path):
-        result.why = "another file system is mounted on it or in it"
+        result.note_mount()
     elif stat.S_ISREG(found.st_mode):
         _count(result, found)
     elif stat.S_ISDIR(found.st_mode):
@@ -108,7 +113,7 @@ def _inside(  # noqa: PLR0913, PLR0917
                 if len(above) >= _MAX_DEPTH:
                     result.why = "directories in it are nested too deeply"
                 elif found.st_dev != here.st_dev:
-                    result.why = "another file system is mounted on it or in it"
+                    result.note_mount()
                 else:
                     _inside(result, fd, inner, path / inner, suspects, (*above, inner))
             elif stat.S_ISLNK(found.st_mode) and _leads_out(path / inner, path, len(above)):

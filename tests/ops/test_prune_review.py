@@ -392,6 +392,8 @@ def test_nothing_mounted_in_the_trash_is_emptied(tmp_path):
     prune(tmp_path, trash_for=OLD)
     trash = next(path for path in tmp_path.iterdir() if path.name.startswith(".ckptctl-trash-"))
     (trash / "data").mkdir()
+    for name in ("a", "z"):  # found before the mount, or after it
+        (trash / name).symlink_to(outside)
     if subprocess.run(["mount", "--bind", outside, trash / "data"], check=False, capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
     try:
