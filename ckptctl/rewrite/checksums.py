@@ -83,6 +83,18 @@ class Checksums:
                     self._starts[number].insert(at, one.range.offset)
                     self._records.setdefault(number, []).insert(at, one)
 
+    def forget(self, tensor: TensorInfo) -> None:
+        """Let go of what was learned of a tensor that is done with: there may be very many of those."""
+        for piece in tensor.pieces:
+            if not piece.inner:
+                continue
+            number, end = id(piece.range.file), piece.range.offset + piece.range.length
+            with self._lock:
+                starts = self._starts.get(number, [])
+                done = slice(bisect.bisect_left(starts, piece.range.offset), bisect.bisect_left(starts, end))
+                self._seen -= {(number, start) for start in starts[done]}
+                del starts[done], self._records.get(number, [])[done]
+
     def compare(self, recorded: Checksum, crc: int, sharing: Callable[[], Mapping[str, TensorInfo]]) -> None:
         """Hold what was read against what is recorded, and name the tensors that lie there."""
         with self._lock:

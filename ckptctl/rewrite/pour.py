@@ -35,6 +35,11 @@ class Pouring:
         item = self._items[name]
         if self._checksums:
             self._checksums.learn(item.source)
+        self._poured(name, item, pump, crc)
+        if self._checksums:
+            self._checksums.forget(item.source)
+
+    def _poured(self, name: str, item: Item, pump: Pump, crc: Crc | None) -> None:
         places = None if item.cast else raw_ranges(item.source)
         if places is None:
             if self._checksums:

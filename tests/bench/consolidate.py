@@ -171,11 +171,14 @@ def _scripts_of_frameworks(root: Path, target: Path, rivals: str, layers: int, c
     )
     subprocess.run([rivals, "-c", ZERO, root, str(layers)], check=True)
     ours = ckptctl("consolidate", root / "zero", "-o", f"{target}.safetensors")
+    whole = ZERO_TO_FP32.replace("print(time.perf_counter() - start)", "")
     compare(
         "DeepSpeed ZeRO-2, two ranks, with moments",
         {
             "zero_to_fp32": [rivals, "-c", ZERO_TO_FP32, str(root / "zero"), f"{target}-zero"],
+            "zero_to_fp32 with its imports": [rivals, "-c", whole, str(root / "zero"), f"{target}-zero"],
             "ckptctl consolidate": ours,
+            "ckptctl consolidate --no-digest": [*ours, "--no-digest"],
         },
         3,
         clean,

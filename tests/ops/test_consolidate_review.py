@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -16,8 +17,9 @@ from ckptctl.errors import CkptctlError, CorruptError, UnsupportedError, UsageEr
 from ckptctl.layouts import open_checkpoint
 from ckptctl.model import DTYPES, Component, Piece, TensorInfo
 from ckptctl.ops.consolidate import Cuts, Options, Wanted, consolidate
+from ckptctl.rewrite.checksums import Checksums
 from ckptctl.storage import LocalFile
-from ckptctl.tensors.gather import blocks
+from ckptctl.tensors.gather import blocks, opened
 from tests.samples import CORPUS
 
 OPTIMIZERS = [
@@ -275,3 +277,27 @@ def test_of_several_checkpoints_one_has_to_be_named(tmp_path):
     with pytest.raises(UsageError, match="a directory of 2 checkpoints, not one") as caught:
         consolidate(tmp_path / "run", tmp_path / "x.safetensors")
     assert "step_200" in caught.value.hint
+
+
+def test_what_is_copied_along_is_whole_where_the_system_writes_less_than_asked(tmp_path, monkeypatch):
+    source = copied("transformers/sharded_llama", tmp_path)
+    (source / "tokenizer.json").write_bytes(bytes(range(256)) * 8)
+    write = os.write
+    monkeypatch.setattr("ckptctl.storage.copy.os.write", lambda fd, data: write(fd, data[:1000]))
+    consolidate(source, tmp_path / "out", wanted=Wanted(copy_files=True))
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+def test_checksums_of_items_are_let_go_of_when_they_are_done_with():
+    tensors = open_checkpoint(CORPUS / "dcp" / "dcp_fsdp2_2ranks").parts[Component.MODEL].tensors.values()
+    sums = Checksums([])
+    for tensor in tensors:
+        sums.learn(tensor)
+        held = sum(map(len, sums._records.values()))
+        sums.check_around(opened(tensor), dict)
+        sums.forget(tensor)
+        assert held > 0
+        assert not any(sums._records.values())
+        assert not any(sums._starts.values())
+        assert not sums._seen
+    assert sums.verified >= len(tensors)

@@ -87,7 +87,7 @@ class ConsolidatePlan:
         Raises
         ------
         CkptctlError
-            It could not be done; nothing was changed.
+            It could not be done; nothing was changed. Or a file beside the shards could not be copied after it was.
         """
         outcome = carry_out(self.outputs, self.prepared.source.files, self.options, progress)
         copy_files(self.copies, force=self.options.force)

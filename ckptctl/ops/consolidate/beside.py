@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import ExistsError
 from ckptctl.storage import LocalFile
 from ckptctl.storage.atomic import Staged, flush_directory, uninterrupted
+from ckptctl.storage.copy import Pump
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +22,6 @@ _NAMES = re.compile(
     r"(?:.*_)?config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\.(?:json|txt)|merges\.txt"
     r"|.*\.(?:model|tiktoken|jinja)|chat_template\.json|(?:modeling|configuration|tokenization)_.*\.py"
 )
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,12 @@ def copy_files(copies: Iterable[Copied], *, force: bool) -> None:
     for one in copies:
         file = LocalFile(one.source)
         with uninterrupted(), Staged(one.target, force=force) as staged:
-            for at in range(0, file.size, _BLOCK):
-                os.write(staged.fd, file.range().read(at, min(_BLOCK, file.size - at)))
-            os.fsync(staged.fd)
+            pump = Pump(staged.fd, digest=False)
+            try:
+                pump.copy(file.range(), None)
+                pump.finish()
+            finally:
+                pump.close()
             staged.publish()
         file.release()
         directories.add(one.target.parent)
