@@ -14,6 +14,8 @@ from ckptctl.storage import LocalFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ckptctl.model import Checkpoint
+
 SUMS = "SHA256SUMS"
 _SUFFIX = ".sha256"
 _MAX_SIDECAR, _MAX_SUMS = 1 << 20, 64 << 20
@@ -66,6 +68,16 @@ def sums_of(directory: Path, names: Iterable[str]) -> dict[str, str]:
         found[Path(name).name if name.startswith("/") else name.removeprefix("./")] = digest
     found.pop("", None)
     return found
+
+
+def recorded_digest(checkpoint: Checkpoint) -> str:
+    """Return the SHA-256 on record for a checkpoint that is one file, in lower case; empty if there is none."""
+    file = checkpoint.files[0].range.file if len(checkpoint.files) == 1 else None
+    if not isinstance(file, LocalFile):
+        return ""
+    names = tuple(path.name for path in file.path.parent.iterdir())
+    found = recorded_for(file.path, names, sums_of(file.path.parent, names))
+    return next((one.digest.lower() for one in found if one.digest and not one.shared), "")
 
 
 def _beside(path: Path) -> Path:

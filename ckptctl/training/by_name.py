@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckptctl.errors import UnsupportedError, counted
+from ckptctl.errors import UnsupportedError, counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_SHOWN = 4
 _OURS = frozenset({"state", "param_groups"})
 
 
@@ -45,14 +44,14 @@ def optimizer_from_names(model: Any, optimizer: Any, state: Mapping[str, Any]) -
     here = {name for group in groups for name in group}
     gone, new = [name for name in saved if name not in here], [name for name in here if name not in saved]
     if gone or new:
-        parts = [f"{what} {_some(sorted(names))}" for what, names in (("without", gone), ("with", new)) if names]
+        parts = [f"{what} {listed(sorted(names))}" for what, names in (("without", gone), ("with", new)) if names]
         raise UnsupportedError(f"the optimizer is {' and '.join(parts)}, unlike the one that was saved")
     made: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
     for names in groups:
         owners = {saved[name] for name in names}
         if len(owners) > 1:
-            raise UnsupportedError(f"{_some(names)} are in one group of the optimizer, and were saved in several")
+            raise UnsupportedError(f"{listed(names)} are in one group of the optimizer, and were saved in several")
         settings = dict(state["param_groups"][owners.pop()]) if owners else {}
         if "param_names" in settings:
             settings["param_names"] = names
@@ -71,8 +70,3 @@ def _names(model: Any, optimizer: Any) -> list[list[str]]:
             f"{counted(unknown, 'parameter')} of the optimizer: not of the model, and without a name"
         )
     return [[known[id(one)] for one in group["params"]] for group in optimizer.param_groups]
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -61,7 +61,7 @@ class Live:
     path: Path
     values: object = None
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
-    storages: dict[tuple[int, int], Memory] = field(default_factory=dict)
+    storages: dict[tuple[str, int, int], Memory] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
 
     def of(self, value: object, at: str) -> object:
@@ -129,7 +129,6 @@ class Live:
         dtype = dtype_of_torch(str(given.dtype).removeprefix("torch."))
         if dtype is None or given.is_quantized or given.is_meta:
             raise self._refused(at, f"a tensor of {given.dtype} on {given.device}")
-        given = given if given.device.type == "cpu" else given.cpu()
         shape, strides = tuple(given.shape), tuple(given.stride())
         width = given.element_size()
         memory = self._memory(given.untyped_storage())
@@ -160,9 +159,10 @@ class Live:
     def _memory(self, storage: Any) -> Memory:
         import torch
 
-        key = int(storage.data_ptr()), int(storage.nbytes())
-        if key not in self.storages or not key[0]:
-            flat: Any = torch.empty(0, dtype=torch.uint8).set_(storage)
+        key = str(storage.device), int(storage.data_ptr()), int(storage.nbytes())
+        if key not in self.storages or not key[1]:
+            near = storage if storage.device.type == "cpu" else storage.cpu()  # whole, so that what is tied stays so
+            flat: Any = torch.empty(0, dtype=torch.uint8).set_(near)
             self.storages[key] = Memory(flat, path=self.path)
         return self.storages[key]
 

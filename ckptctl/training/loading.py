@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptctl.checks.digests import recorded_for, sums_of
+from ckptctl.checks.digests import recorded_digest
 from ckptctl.checks.intact import Outcome, check_bytes
 from ckptctl.errors import CorruptError, UnsupportedError, UsageError
 from ckptctl.model import Severity
@@ -65,7 +65,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = True, strict: bool = Fa
         where = latest_good(where, verify=verify)
     checkpoint = open_one(where)
     _check_whole(where, checkpoint)
-    tensors = _tensors(checkpoint, _digest(checkpoint) if verify else "")
+    tensors = _tensors(checkpoint, recorded_digest(checkpoint) if verify else "")
     if tensors is None:
         if verify:
             _check_bytes(where, checkpoint, strict=strict)
@@ -119,16 +119,6 @@ def _check_whole(path: Path, checkpoint: Checkpoint) -> None:
 
 def _all(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
     return {name: tensor for part in checkpoint.parts.values() for name, tensor in part.tensors.items()}
-
-
-def _digest(checkpoint: Checkpoint) -> str:
-    """Return the SHA-256 on record for a checkpoint that is one file; empty if there is none."""
-    file = checkpoint.files[0].range.file
-    if len(checkpoint.files) != 1 or not isinstance(file, LocalFile):
-        return ""
-    names = tuple(path.name for path in file.path.parent.iterdir())
-    found = recorded_for(file.path, names, sums_of(file.path.parent, names))
-    return next((one.digest.lower() for one in found if one.digest and not one.shared), "")
 
 
 def _tensors(checkpoint: Checkpoint, digest: str) -> dict[str, Any] | None:
@@ -203,7 +193,9 @@ def _shared(known: Any, tensor: TensorInfo) -> Any:
     """Return the tensor that has the same bytes, as the other type or shape that it may have here."""
     import torch
 
-    return known.view(getattr(torch, tensor.dtype.torch)).view(tensor.shape) if known.shape != tensor.shape else known
+    dtype = getattr(torch, tensor.dtype.torch)
+    fits = known.shape == tensor.shape and known.dtype == dtype
+    return known if fits else known.view(-1).view(dtype).view(tensor.shape)
 
 
 def _view(tensor: Any) -> memoryview:

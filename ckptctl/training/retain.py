@@ -19,7 +19,8 @@ def prune(run: str | os.PathLike[str], policy: Policy | None = None) -> PruneRep
     """Delete the checkpoints of a run that no rule keeps, and return what was deleted. Of several processes, for one.
 
     The newest whole one, pinned ones and what is being written always stay. While somebody else prunes the run
-    nothing is deleted, and what could not be deleted stays: a warning says so, training goes on.
+    nothing is deleted, and what could not be deleted stays: a warning says so, training goes on. Where the
+    file system has no locks it goes on without one.
 
     Parameters
     ----------

@@ -12,6 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from ckptctl.errors import CorruptError, UnsupportedError, UsageError
+from ckptctl.model import DTYPES, TensorInfo
+from ckptctl.training import loading
 from ckptctl.training.loading import UnverifiedWarning, latest_good, load
 from ckptctl.training.saving import save
 from tests.samples import CORPUS
@@ -131,3 +133,12 @@ def test_l07_what_latest_points_at_is_not_trusted(tmp_path):
     (tmp_path / "latest").symlink_to("step-300")
     with pytest.warns(UserWarning, match="step-300 is passed over"):
         assert latest_good(tmp_path).name == "step-200"
+
+
+def test_the_same_bytes_as_another_type_or_shape_are_of_that():
+    known = torch.arange(6, dtype=torch.float32)
+    for dtype, shape in (("F32", (2, 3)), ("I32", (6,)), ("I16", (3, 4)), ("F64", (3,))):
+        wanted = TensorInfo(name="x", dtype=DTYPES[dtype], shape=shape, pieces=())
+        found = loading._shared(known, wanted)
+        assert same(found, known.view(getattr(torch, DTYPES[dtype].torch)).view(shape))
+        assert found.data_ptr() == known.data_ptr()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.digests import recorded_for, sums_of
+from ckptctl.checks.digests import recorded_digest
 from ckptctl.errors import CkptctlError
 from ckptctl.model.ties import recorded_ties
 from ckptctl.storage import LocalFile
@@ -77,23 +77,13 @@ def notes(a: Checkpoint, b: Checkpoint, options: Options, *, equal: bool) -> Ite
 def _on_digests(a: Checkpoint, b: Checkpoint, *, equal: bool) -> Iterator[str]:
     """Yield what digests on record say, which nobody has checked here."""
     try:
-        one, other = _recorded(a), _recorded(b)
+        one, other = (recorded_digest(side) if _only(side) else "" for side in (a, b))
     except CkptctlError:
         return  # `verify` says what is wrong with them
     if one and other:
         agree = "agree" if one == other else "differ"
         but = "" if one == other or not equal else ", though what the files hold is equal"
         yield f"the digests on record {agree} (sha256 {one[:8]}… and {other[:8]}…){but}; bytes were compared too"
-
-
-def _recorded(side: Checkpoint) -> str:
-    """Return the digest on record for a checkpoint that is one file; empty if there is none."""
-    file = _only(side)
-    if file is None:
-        return ""
-    names = tuple(path.name for path in file.path.parent.iterdir())
-    found = recorded_for(file.path, names, sums_of(file.path.parent, names))
-    return next((one.digest.lower() for one in found if one.digest and not one.shared), "")
 
 
 def _only(side: Checkpoint) -> LocalFile | None:
