@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -130,3 +130,9 @@ def about(path: Path) -> Iterator[None]:
 def counted(amount: int, noun: str) -> str:
     """Return an amount with its noun: ``1 tensor``, ``2 tensors``."""
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Return the first names, and how many more there are: ``a, b and 3 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, UnsupportedError, UsageError, counted
 from ckptctl.rewrite.flat import named
-from ckptctl.tensors.compare import same_bytes
+from ckptctl.tensors.compare import replicas
 from ckptctl.tensors.coverage import uncovered
 
 if TYPE_CHECKING:
@@ -130,18 +130,11 @@ def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 def _agree(path: Path, tensor: TensorInfo) -> None:
     """Compare each replica with the piece that it is one of."""
-    places = {piece.offsets: piece for piece in tensor.pieces}
-    for copy in tensor.copies:
-        first = places.get(copy.offsets)
-        if first is None or first.shape != copy.shape:
+    for first, copy, same in replicas(tensor):
+        if first is None:
             raise CorruptError(f"{path}: {tensor.name}: blocks of two ranks overlap, and not wholly")
-        if not same_bytes(_alone(tensor, first), _alone(tensor, copy)):
+        if not same:
             names = f"{first.range.file.path.name} and {copy.range.file.path.name}"
             plain = first.shape == tensor.shape
             hint = f"if they are parts of a larger one: {_HINT}" if plain else None
             raise CorruptError(f"{path}: {tensor.name} differs between {names}: no replicas", hint=hint)
-
-
-def _alone(tensor: TensorInfo, piece: Piece) -> TensorInfo:
-    place = replace(piece, offsets=(0,) * len(piece.shape))
-    return replace(tensor, shape=piece.shape, pieces=(place,), copies=())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import UnsupportedError
+from ckptctl.errors import UnsupportedError, listed
 from ckptctl.formats import Stored
 from ckptctl.model import Component
 from ckptctl.model.ties import kept_name, tied_groups
@@ -208,18 +208,13 @@ def _about_tensors(
 ) -> Iterator[str]:
     texts = [key for key in source.metadata if key != "format"]
     if texts and not safetensors:
-        yield f"the texts in its metadata are left out, for which torch has no place: {_some(texts)}"
+        yield f"the texts in its metadata are left out, for which torch has no place: {listed(texts, _SHOWN)}"
     dense = [name for name, tensor in tensors.items() if tensor.layout.startswith("sparse_")]
     if dense:
-        yield f"sparse tensors are dense now: {_some(dense)}"
+        yield f"sparse tensors are dense now: {listed(dense, _SHOWN)}"
     tied = tied_groups(tensors.values()) if options.untie else ()
     if tied:
-        yield f"tied tensors are copies now: {_some([name for group in tied for name in group])}"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+        yield f"tied tensors are copies now: {listed([name for group in tied for name in group], _SHOWN)}"
 
 
 def _has_versions(values: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.tensors.cast import FLOATS
@@ -184,9 +185,10 @@ class _Pair:
 
     def _delta(self) -> Array:
         """Return B less A; of integers worked out before they are rounded, without a sign."""
-        exact = self._exact()
+        exact = self._exact
         return self._b - self._a if exact is None else exact.astype("<f8")
 
+    @cached_property
     def _exact(self) -> Array | None:
         """Return the absolute differences of integers of one type."""
         import numpy as np
@@ -200,7 +202,7 @@ class _Pair:
 
     def _largest(self, sized: Array) -> float:
         """Return the largest difference; of integers exactly."""
-        exact = self._exact()
+        exact = self._exact
         return float(sized.max()) if exact is None else int(exact.max())
 
     def _ulps(self, among: Array | None) -> int | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.storage import LocalFile
 from ckptctl.tensors.stream import Stream, equal, small
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
     from ckptctl.model import Piece, TensorInfo
 
@@ -30,6 +31,26 @@ def same_bytes(one: TensorInfo, other: TensorInfo, progress: Callable[[int], Non
         if not equal(left.take(count), right.take(count)):
             return False
         progress(count)
+
+
+def alone(tensor: TensorInfo, piece: Piece) -> TensorInfo:
+    """Return a piece of a tensor as a tensor by itself."""
+    place = replace(piece, offsets=(0,) * len(piece.shape))
+    return replace(tensor, shape=piece.shape, pieces=(place,), copies=())
+
+
+def replicas(tensor: TensorInfo) -> Iterator[tuple[Piece | None, Piece, bool]]:
+    """Yield the copies of a tensor, each after the piece that has its place and shape, and whether their bytes agree.
+
+    The piece is None, and nothing is read, if there is none.
+    """
+    places = {piece.offsets: piece for piece in tensor.pieces}
+    for copy in tensor.copies:
+        first = places.get(copy.offsets)
+        if first is None or first.shape != copy.shape:
+            yield None, copy, False
+        else:
+            yield first, copy, same_bytes(alone(tensor, first), alone(tensor, copy))
 
 
 def unravelled(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

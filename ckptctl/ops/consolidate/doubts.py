@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import UnsupportedError, UsageError, counted
+from ckptctl.errors import UnsupportedError, UsageError, counted, listed
 from ckptctl.model import Severity
 from ckptctl.rewrite.joining import taken_as_replicas
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES
@@ -89,17 +89,12 @@ def doubts(
     if cuts.rules or cuts.shapes:
         alike = [name for component, part in before.items() for name in taken_as_replicas(part, after[component], cuts)]
         if alike:
-            yield f"nothing says whether they were cut; all ranks agree, so they were taken as whole: {_some(alike)}"
+            yield f"nothing says whether they were cut; all ranks agree, so they were taken as whole: {listed(alike)}"
     names = {name for part in after.values() for name in part.tensors}
     bare = {name.removeprefix(f"{part.prefix}.") for part in after.values() for name in part.tensors}
     lacking = [name for name in cuts.shapes if name not in names and name not in bare]
     if lacking:
-        yield f"the reference has them, the shards do not: {_some(lacking)}"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+        yield f"the reference has them, the shards do not: {listed(lacking)}"
 
 
 def ranks_of(checkpoint: Checkpoint) -> int:

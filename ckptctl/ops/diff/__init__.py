@@ -168,9 +168,6 @@ class Comparison:
         doubts = dict.fromkeys((*self.a.doubts, *self.b.doubts))
         return (*doubts, *notes(self.a.checkpoint, self.b.checkpoint, self.options, equal=equal))
 
-    def _identical(self, *, equal: bool) -> bool | None:
-        return byte_identical(self.a.checkpoint, self.b.checkpoint) if equal and not self.same_file else None
-
     def _values(self) -> Iterator[ValueDiff]:
         a, b = self.a.values, self.b.values
         for component in {**a, **b}:

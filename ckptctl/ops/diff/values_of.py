@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, UnsupportedError
 from ckptctl.ops.diff.report import Kind, TensorDiff
-from ckptctl.tensors.compare import same_bytes, same_place, unravelled
+from ckptctl.tensors.compare import alone, replicas, same_bytes, same_place, unravelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ckptctl.model import DType, Piece, TensorInfo
+    from ckptctl.model import DType, TensorInfo
     from ckptctl.ops.diff.options import Options
     from ckptctl.ops.diff.pairing import Pair
     from ckptctl.tensors.measure import Measures
@@ -112,15 +112,11 @@ def _with_copies(a: TensorInfo, b: TensorInfo, options: Options, progress: Progr
     found = [_values(replace(a, copies=()), replace(b, copies=()), options, progress)]
     if [one.shape for one in a.copies] == [one.shape for one in b.copies]:
         pairs = zip(a.copies, b.copies, strict=True)
-        found += [_values(_alone(a, p), _alone(b, q), options, progress) for p, q in pairs]
+        found += [_values(alone(a, p), alone(b, q), options, progress) for p, q in pairs]
         return _worst(found)
     for one in (a, b):
-        places = {piece.offsets: piece for piece in one.pieces}
-        for copy in one.copies:
-            first = places.get(copy.offsets)
-            whole = first is not None and first.shape == copy.shape
-            if first is None or not whole or not same_bytes(_alone(one, first), _alone(one, copy)):
-                raise UnsupportedError(f"{one.name} is not the same on all ranks, and may be a part of a larger one")
+        if not all(same for _, _, same in replicas(one)):
+            raise UnsupportedError(f"{one.name} is not the same on all ranks, and may be a part of a larger one")
     return found[0]
 
 
@@ -194,12 +190,8 @@ def _shards(a: TensorInfo, b: TensorInfo, options: Options, progress: Progress) 
         raise UnsupportedError(f"{a.name} is not whole, and not the same part of it on both sides")
     found = []
     for p, q in zip(*blocks, strict=True):
-        kind, measures = _values(_alone(a, p), _alone(b, q), options, progress)
+        kind, measures = _values(alone(a, p), alone(b, q), options, progress)
         if measures and measures.worst is not None:
             measures = replace(measures, worst=tuple(map(sum, zip(measures.worst, p.offsets, strict=False))))
         found.append((kind, measures))
     return _worst(found) if found else (Kind.EQUAL, None)
-
-
-def _alone(tensor: TensorInfo, piece: Piece) -> TensorInfo:
-    return replace(tensor, shape=piece.shape, pieces=(replace(piece, offsets=(0,) * len(piece.shape)),), copies=())
