@@ -1,7 +1,8 @@
-"""Digests that are on record beside files: ``.sha256`` sidecars, and ``SHA256SUMS`` of a directory."""
+"""Digests that are on record beside files: ``.sha256`` sidecars, and ``SHA256SUMS`` or a manifest of a directory."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
+from ckptctl.layouts.saved_ranks import MANIFEST, manifest_of
 from ckptctl.storage import LocalFile
 
 if TYPE_CHECKING:
@@ -54,16 +56,17 @@ def recorded_for(path: Path, names: Iterable[str], sums: dict[str, str]) -> tupl
         bare = _bare(path, there)
         found += [bare] if bare else []
     if path.name in sums:
-        found.append(Recorded(digest=sums[path.name], source=path.with_name(SUMS)))
+        found.append(Recorded(digest=sums[path.name], source=path.with_name(SUMS if SUMS in there else MANIFEST)))
     return tuple(found)
 
 
 def sums_of(directory: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return what the ``SHA256SUMS`` of a directory lists, by the names there; empty if there is none."""
-    if SUMS not in names:
-        return {}
+    """Return what the ``SHA256SUMS`` of a directory, or its manifest, lists, by the names there."""
     found: dict[str, str] = {}
-    for digest, name in _lines(directory / SUMS, _MAX_SUMS):
+    with contextlib.suppress(CkptctlError):  # then there is no digest on record
+        manifest = manifest_of(directory, names)
+        found |= {name: one.sha256 for name, one in manifest.files.items()} if manifest else {}
+    for digest, name in _lines(directory / SUMS, _MAX_SUMS) if SUMS in names else ():
         # A list that was made elsewhere may name files by whole paths: then the last component counts.
         found[Path(name).name if name.startswith("/") else name.removeprefix("./")] = digest
     found.pop("", None)

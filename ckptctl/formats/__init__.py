@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import UnknownFormatError
+from ckptctl.errors import CorruptError, UnknownFormatError
 from ckptctl.formats import keras_h5, keras_zip, plain_pickle, safetensors, torch_legacy, torch_script, torch_zip
 from ckptctl.formats._dcp_metadata import Chunk, DcpMetadata, Item, read_metadata
 from ckptctl.formats._foreign import explain
@@ -14,7 +14,7 @@ from ckptctl.formats._json import Pairs as JsonPairs
 from ckptctl.formats._json import parse as parse_json
 from ckptctl.formats.torch_zip import saved_as
 from ckptctl.model import Contents
-from ckptctl.values import VALUES_KEY
+from ckptctl.values import RANK_VALUES_KEY, VALUES_KEY
 
 if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
@@ -36,6 +36,7 @@ __all__ = [
     "parse_json",
     "read",
     "read_metadata",
+    "restore_rank",
     "restore_state",
     "saved_as",
     "title_of",
@@ -109,6 +110,24 @@ def restore_state(contents: Contents) -> Contents:
     from ckptctl.formats._state import restore  # noqa: PLC0415  # only files that convert wrote need it
 
     whole = restore(contents.tensors, contents.metadata)
+    return replace(contents, tensors=whole.tensors, values=whole.values, metadata=whole.metadata)
+
+
+def restore_rank(contents: Contents, shared: Contents | None) -> Contents:
+    """Return the file of one rank with its plain values, and with what all ranks `shared`, which they name too.
+
+    Raises
+    ------
+    CorruptError
+        The values are not of these tensors.
+    """
+    from ckptctl.formats._state import restore  # noqa: PLC0415  # only files that `ckptctl.training` wrote need it
+
+    texts = {**(shared.metadata if shared else {}), **contents.metadata}
+    texts[VALUES_KEY] = texts.pop(RANK_VALUES_KEY, "")
+    whole = restore({**(shared.tensors if shared else {}), **contents.tensors}, texts)
+    if whole.problem:
+        raise CorruptError(f"{contents.range.file.path}: the plain values in its metadata: {whole.problem}")
     return replace(contents, tensors=whole.tensors, values=whole.values, metadata=whole.metadata)
 
 

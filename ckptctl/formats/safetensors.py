@@ -15,7 +15,7 @@ from ckptctl.formats._format import Format
 from ckptctl.formats._safetensors_entries import Entry, entry_hook, fields_of, normal_entry, span_of
 from ckptctl.model import Aspect, Contents, Finding, Piece, Region, Severity, TensorInfo
 from ckptctl.storage import ByteRange
-from ckptctl.values import VALUES_KEY
+from ckptctl.values import RANK_KEY, VALUES_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +78,11 @@ def read(source: ByteRange) -> Contents:
         entries[name] = entry
     tensors = dict(_tensors(source, _LENGTH + len(header), entries))
     found = Contents(format=FORMAT.name, range=source, tensors=tensors, metadata=metadata)
+    if RANK_KEY in metadata:
+        from ckptctl.formats._rank import as_part  # noqa: PLC0415  # only files that `ckptctl.training` wrote need it
+
+        found, note = as_part(found)
+        warnings.append(("one-rank", note))
     if VALUES_KEY in metadata:
         from ckptctl.formats._state import restore  # noqa: PLC0415  # only files that convert wrote need it
 

@@ -15,6 +15,7 @@ from ckptctl.layouts import (
     keras,
     orbax,
     rank_files,
+    saved_ranks,
     sharded_index,
     single_file,
     torch_dcp,
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
 
     from ckptctl.model import Checkpoint
 
-__all__ = ["LAYOUTS", "Layout", "Scan", "layout_of", "number_of", "open_checkpoint", "split", "trainer_state"]
+__all__ = ["LAYOUTS", "Layout", "Scan", "layout_of", "number_of", "open_checkpoint", "scan", "split", "trainer_state"]
 
 LAYOUTS: tuple[Layout, ...] = (
     torch_dcp.LAYOUT,
     dcp_safetensors.LAYOUT,
+    saved_ranks.LAYOUT,
     deepspeed.LAYOUT,
     orbax.LAYOUT,
     keras.LAYOUT,

@@ -20,7 +20,7 @@ _NAMED = (
     (Component.OPTIMIZER, rf"(.*_)?optim(izer)?s?(_?states?|_by_name|_weights|_\d+)?{_SUFFIX}|opt|optim_state"),
     (Component.MODEL, rf"(models?|module|net|network)(_weights)?{_SUFFIX}|layers|state_dict|weights|params|parameters"),
     (Component.DATA, rf"loops|(.*_)?({_LOADERS})(_state(_dict)?)?|data(_state|_position)?|{_SEEN}|batch_idx"),
-    (Component.OTHER, r"(.*_)?ema(_.*)?|averaged_model|swa_.*"),
+    (Component.OTHER, r"(.*_)?ema(_.*)?|averaged_model|swa_.*|rank_\d{1,6}"),
 )
 _BY_NAME = tuple((component, re.compile(pattern)) for component, pattern in _NAMED)
 _RNG_KEYS = frozenset({"python", "numpy", "cpu", "cuda", "xla", "npu", "random_state", "numpy_random_seed",

@@ -116,7 +116,7 @@ def carry_out(
                 contents.range.file.release()
         if work.overflows and not options.allow_overflow:
             raise _overflow(outputs.files[0].path, work.overflows, options)
-        _publish(outputs, staged)
+        _publish(outputs, staged, sidecars=options.digest and options.sidecar)
     return Outcome(
         files=tuple(written for _, written in staged),
         seconds=time.monotonic() - start,
@@ -197,21 +197,21 @@ def _check_sidecars(outputs: Outputs) -> None:
             raise ExistsError(f"{sidecar}: exists already, without its file", hint="--force replaces it")
 
 
-def _publish(outputs: Outputs, staged: list[tuple[Staged, Written]]) -> None:
+def _publish(outputs: Outputs, staged: list[tuple[Staged, Written]], *, sidecars: bool) -> None:
     """Give the files their names. A digest is never beside a file that it is not of, an index never without shards."""
     directory = outputs.files[0].path.parent
     if outputs.index:
         remove(outputs.index)  # an old one would join new shards to old ones
     for place, written in staged:
         sidecar, there = sidecar_of(written.path), written.path.exists()
-        if there or not written.sha256:
+        if there or not sidecars:
             remove(sidecar)
-        if written.sha256 and not there:
+        if sidecars and not there:
             write_small(sidecar, sidecar_line(written.sha256, written.path.name))
             flush_directory(directory)
         place.publish()
         flush_directory(directory)
-        if written.sha256 and there:
+        if sidecars and there:
             write_small(sidecar, sidecar_line(written.sha256, written.path.name))
     if outputs.index:
         write_small(outputs.index, outputs.index_text.encode())

@@ -35,8 +35,8 @@ class Options:
         In bytes: write shards of at most that size, and an index.
     workers
         How many threads write one safetensors file.
-    digest, check, force
-        Write a SHA-256 beside; check the source's checksums on the way; replace what is there.
+    digest, sidecar, check, force
+        Work out the SHA-256, and write it beside; check the source's checksums on the way; replace what is there.
     """
 
     only: Component | None = None
@@ -54,6 +54,7 @@ class Options:
     max_shard_size: int | None = None
     workers: int = 1
     digest: bool = True
+    sidecar: bool = True
     check: bool = True
     force: bool = False
 

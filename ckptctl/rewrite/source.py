@@ -94,6 +94,9 @@ def _check_shards(source: Source) -> None:
             f"the first is {shards[0]})",
             hint=_HINT,
         )
+    rank = next((finding for one in source.files[:1] for finding in one.findings if finding.slug == "one-rank"), None)
+    if rank and len(source.files) == 1:
+        raise UnsupportedError(f"{source.path}: {rank.message}", hint=_HINT)
     zero = as_mapping((as_mapping(source.values) or {}).get("optimizer_state_dict")) or {}
     if "zero_stage" in zero and "partition_count" in zero:
         raise UnsupportedError(f"{source.path}: one rank's part of an optimizer of DeepSpeed ZeRO", hint=_HINT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import UnsupportedError, counted, listed
+from ckptctl.training.sharded import placed_as
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +59,11 @@ def optimizer_from_names(model: Any, optimizer: Any, state: Mapping[str, Any]) -
         numbers |= {name: len(numbers) + at for at, name in enumerate(names)}
         made.append({**settings, "params": [numbers[name] for name in names]})
     rest = {key: value for key, value in state.items() if key not in _OURS}
-    return {**rest, "state": {numbers[name]: one for name, one in state["state"].items()}, "param_groups": made}
+    have = dict(model.named_parameters())
+    placed = {
+        name: {key: placed_as(have[name], value) for key, value in one.items()} for name, one in state["state"].items()
+    }
+    return {**rest, "state": {numbers[name]: one for name, one in placed.items()}, "param_groups": made}
 
 
 def _names(model: Any, optimizer: Any) -> list[list[str]]:

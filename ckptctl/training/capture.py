@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 import random
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckptctl import __version__
 from ckptctl.errors import UnsupportedError
 from ckptctl.training.by_name import optimizer_by_name, optimizer_from_names
+from ckptctl.training.sharded import placed_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -95,7 +97,9 @@ class TrainingState:
         optimizer = None
         if self.optimizer is not None and "optimizer" in state:  # refused before anything is changed
             optimizer = optimizer_from_names(self.model, self.optimizer, state["optimizer"])
-        self.model.load_state_dict(state["model"])
+        model, here = copy.copy(state["model"]), self.model.state_dict()  # a copy: it keeps the versions of modules
+        model.update({name: placed_as(here.get(name), one) for name, one in model.items()})
+        self.model.load_state_dict(model)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(state.get("requires_grad", {}).get(name, parameter.requires_grad))
         if optimizer is not None:
@@ -108,7 +112,7 @@ class TrainingState:
         self.counters = dict(state.get("counters", {}))
         for name, parameter in self.model.named_parameters():
             gradient = state.get("gradients", {}).get(name)
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            parameter.grad = None if gradient is None else placed_as(parameter, gradient.to(parameter.device))
         _put_back(state.get("rng", {}))
         return missing
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import UsageError
 from ckptctl.training.live import require_torch, taken_apart
-from ckptctl.training.saving import checked_target, write_live
+from ckptctl.training.saving import checked_target, ranks_for, write_live
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,9 +64,11 @@ class AsyncSaver:
         if self._closed:
             raise UsageError("this saver was closed")
         self.wait()
-        live = taken_apart(state, path=checked_target(path))
+        target = checked_target(path)
+        ranks = ranks_for(target)
+        live = ranks.agree(lambda: taken_apart(state, path=target))
         self._copy(live)
-        self._saving = self._pool.submit(write_live, live, dict(metadata or {}))
+        self._saving = self._pool.submit(write_live, live, dict(metadata or {}), ranks)
         _UNFINISHED.add(self)
         return self._saving
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ckptctl.errors import MissingExtraError, UnsupportedError
 from ckptctl.model import Encoding, Piece, TensorInfo, contiguous_strides, dtype_of_torch
 from ckptctl.storage import ByteRange
+from ckptctl.training.sharded import described, is_sharded, offsets_of
 from ckptctl.values import Described, TensorRef
 
 if TYPE_CHECKING:
@@ -56,12 +57,16 @@ class Memory:
 
 @dataclass(slots=True)
 class Live:
-    """A state taken apart: its tree, with references in the place of tensors, and the tensors by name."""
+    """A state taken apart: its tree, with references in the place of tensors, and the tensors by name.
+
+    `blocks` has, for each tensor that is one rank's part of a larger one, the shape of the whole and its place there.
+    """
 
     path: Path
     values: object = None
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     storages: dict[tuple[str, int, int], Memory] = field(default_factory=dict)
+    blocks: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
 
     def of(self, value: object, at: str) -> object:
@@ -75,6 +80,8 @@ class Live:
             return value
         if isinstance(value, str) and not isinstance(value, enum.Enum):
             return str.__str__(value)  # a version of torch, say
+        if is_sharded(value):
+            return self._block(value, at)
         if isinstance(value, torch.Tensor):
             return self._tensor(value, at)
         if type(value) is np.ndarray:
@@ -116,6 +123,17 @@ class Live:
             if any(type(part) not in _PLAIN or (isinstance(part, bytes) and len(part) > _MAX_KEY) for part in parts):
                 raise self._refused(at, f"a dict with a key of {type(key).__qualname__}, or a very long one")
         return {key: self.of(inner, f"{at}.{key}" if at else str(key)) for key, inner in value.items()}
+
+    def _block(self, value: Any, at: str) -> TensorRef:
+        try:
+            offsets = offsets_of(value)
+        except ValueError as error:
+            raise self._refused(at, f"a DTensor {error}", hint="torch.distributed.checkpoint saves it") from None
+        local = value.to_local().detach().requires_grad_(value.requires_grad)
+        ref = self._tensor(local, at)
+        if offsets is not None:
+            self.blocks[ref.name] = tuple(value.shape), offsets
+        return described(value, ref)
 
     def _tensor(self, value: Any, at: str) -> TensorRef:
         import torch
@@ -173,10 +191,8 @@ class Live:
             name = f"{at}#{number}"
         return name
 
-    def _refused(self, at: str, what: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{self.path}: the state has at {at or 'its root'} {what}", hint="save plain values of it"
-        )
+    def _refused(self, at: str, what: str, hint: str = "save plain values of it") -> UnsupportedError:
+        return UnsupportedError(f"{self.path}: the state has at {at or 'its root'} {what}", hint=hint)
 
 
 def require_torch() -> None:

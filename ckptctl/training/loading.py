@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.checks.digests import recorded_digest
 from ckptctl.checks.intact import Outcome, check_bytes
-from ckptctl.errors import CorruptError, UnsupportedError, UsageError
+from ckptctl.errors import CorruptError, UnsupportedError, UsageError, counted
+from ckptctl.layouts import scan, split
+from ckptctl.layouts.saved_ranks import MAIN, manifest_of, own_tensors, rank_of
 from ckptctl.model import Severity
 from ckptctl.ops.verify import Level
 from ckptctl.ops.verify.run import latest_good as newest_good
 from ckptctl.runs import is_run, open_one
 from ckptctl.storage import LocalFile
-from ckptctl.tensors.gather import blocks, raw_range
 from ckptctl.training.live import require_torch
+from ckptctl.training.ranks import all_ranks, world
+from ckptctl.training.reading import gathered, in_order
 from ckptctl.training.together import put_together
 from ckptctl.values import TensorRef
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from ckptctl.model import Checkpoint, TensorInfo
-
-_CHUNK = 4 << 20
+    from ckptctl.layouts import Scan
+    from ckptctl.layouts.saved_ranks import Manifest
+    from ckptctl.model import Checkpoint, Contents, TensorInfo
 
 
 class UnverifiedWarning(UserWarning):
@@ -41,7 +42,8 @@ def load(path: str | os.PathLike[str], *, verify: bool = True, strict: bool = Fa
     Parameters
     ----------
     path
-        A file that `save` wrote, whatever else `ckptctl inspect` reads as a whole, or a run.
+        A file or directory that `save` wrote, whatever else `ckptctl inspect` reads as a whole, or a run. Of a
+        directory each rank gets what it saved; among another number of ranks, what all of them have in common.
     verify
         Compare the bytes with the SHA-256 on record, and with the checksums inside. If there is neither, it is checked
         as far as its format allows, and a warning says so.
@@ -63,43 +65,103 @@ def load(path: str | os.PathLike[str], *, verify: bool = True, strict: bool = Fa
     where = Path(path)
     if where.is_dir() and is_run(where):
         where = latest_good(where, verify=verify)
+    if where.is_dir():
+        seen = scan(where)
+        manifest = manifest_of(where, seen.names)
+        if manifest:
+            return _of_rank(seen, manifest, verify=verify, device=device)
     checkpoint = open_one(where)
     _check_whole(where, checkpoint)
-    tensors = _tensors(checkpoint, recorded_digest(checkpoint) if verify else "")
+    digest = recorded_digest(checkpoint) if verify else ""
+    tensors = in_order(checkpoint.files[0].range.file, _all(checkpoint), digest) if digest else None
     if tensors is None:
         if verify:
             _check_bytes(where, checkpoint, strict=strict)
-        tensors = _gathered(checkpoint)
-    state = _made(where, checkpoint, tensors, device)
-    for contents in checkpoint.files:
+        tensors = gathered(_all(checkpoint))
+    state = _made(where, _values(checkpoint, tensors), tensors, device)
+    _released(checkpoint.files)
+    return state
+
+
+def _of_rank(seen: Scan, manifest: Manifest, *, verify: bool, device: Any) -> Any:
+    """Load what this rank saved; among another number of ranks, what all of them shared."""
+    rank, size = world()
+    other = size != manifest.world_size
+    contents, shared = rank_of(seen, manifest, rank % manifest.world_size)
+    if other:
+        _check_shared(seen.path, manifest.world_size, size, contents, shared)
+    tensors: dict[str, Any] = {}
+    files = (contents, *([shared] if shared else []))
+    for one in files:
+        file = one.range.file
+        mine = {n: _local(t) for n, t in contents.tensors.items() if t.pieces[0].range.file is file}
+        digest = manifest.files[file.path.name].sha256 if verify else ""
+        read = in_order(file, mine, digest) if digest else gathered(mine)
+        if read is None:
+            raise CorruptError(f"{file.path}: its tensors do not lie one after another")
+        tensors |= read
+    state = _made(seen.path, contents.values, tensors, device)
+    _released(files)
+    return state
+
+
+def _local(tensor: TensorInfo) -> TensorInfo:
+    """Return the block that a rank has, as a tensor of its own."""
+    piece = tensor.pieces[0]
+    return replace(tensor, shape=piece.shape, pieces=(replace(piece, offsets=(0,) * len(piece.shape)),))
+
+
+def _check_shared(path: Path, before: int, now: int, contents: Contents, shared: Contents | None) -> None:
+    """Refuse weights that only one of the ranks has; warn of the rest."""
+    own = own_tensors(contents, shared)
+    names = {name for part in MAIN if (found := split(contents).get(part)) for name in found.tensors if name in own}
+    alone = [name for name in own if name in names or not own[name].whole]
+    if alone and before > 1:
+        raise UnsupportedError(
+            f"{path}: saved by {before} processes, loaded by {now}: {counted(len(alone), 'tensor')} of each rank are "
+            f"its own, the first is {alone[0]}",
+            hint=f"ckptctl consolidate {path} --only all makes one file of them, which any number of processes loads",
+        )
+    warnings.warn(
+        f"{path} was saved by {before} processes and is loaded by {now}: random states and places in the data are "
+        "those of another number of ranks",
+        UserWarning,
+        stacklevel=5,
+    )
+
+
+def _released(files: Iterable[Contents]) -> None:
+    for contents in files:
         if isinstance(contents.range.file, LocalFile):
             contents.range.file.release()
-    return state
 
 
 def latest_good(run: str | os.PathLike[str], *, verify: bool = True) -> Path:
     """Return the newest checkpoint of a run that is whole, and of which no checksum failed; warn of what was skipped.
+
+    Under ``torch.distributed`` every process has to call this; rank 0 looks, and all get its answer.
 
     Raises
     ------
     UsageError
         There is none, or several runs are there.
     """
-    found, skipped = newest_good(Path(run), Level(quick=not verify))
-    for passed in skipped:
+    ranks = all_ranks()
+    found, skipped = ranks.first(lambda: newest_good(Path(run), Level(quick=not verify)))
+    for passed in skipped if ranks.rank == 0 else ():
         warnings.warn(f"{passed.path} is passed over: {passed.why}", UserWarning, stacklevel=2)
     if found is None:
         raise UsageError(f"{run}: it holds no checkpoint that is whole", hint="ckptctl inspect shows what is there")
     return found
 
 
-def _made(where: Path, checkpoint: Checkpoint, tensors: dict[str, Any], device: Any) -> Any:
+def _made(where: Path, values: object, tensors: dict[str, Any], device: Any) -> Any:
     moved = tensors
     if device is not None:
         each = {id(tensor): tensor.to(device) for tensor in tensors.values()}  # tied ones stay tied
         moved = {name: each[id(tensor)] for name, tensor in tensors.items()}
     try:
-        return put_together(_values(checkpoint, tensors), moved, tensors)
+        return put_together(values, moved, tensors)
     except (TypeError, ValueError, RuntimeError, LookupError) as error:  # arguments that no writer would give
         raise CorruptError(f"{where}: what it holds cannot be made: {error}") from error
 
@@ -119,106 +181,6 @@ def _check_whole(path: Path, checkpoint: Checkpoint) -> None:
 
 def _all(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
     return {name: tensor for part in checkpoint.parts.values() for name, tensor in part.tensors.items()}
-
-
-def _tensors(checkpoint: Checkpoint, digest: str) -> dict[str, Any] | None:
-    """Read one file from its beginning to its end, hashed on the way; None if it does not lie in that way.
-
-    Raises
-    ------
-    CorruptError
-        It is another than the digest is of.
-    """
-    file = checkpoint.files[0].range.file
-    if not digest or not isinstance(file, LocalFile):
-        return None
-    made: dict[str, Any] = {}
-    places: dict[tuple[int, int], Any] = {}
-    for name, tensor in _all(checkpoint).items():
-        place = raw_range(tensor)
-        if tensor.numel and (place is None or place.file is not file):
-            return None
-        key = (place.offset, place.length) if place else (file.size, id(tensor))
-        known = places.get(key)
-        made[name] = places[key] = _empty(tensor) if known is None else _shared(known, tensor)
-    ordered = sorted((offset, _view(one)) for (offset, _), one in places.items() if offset < file.size)
-    if any(at + len(view) > after for (at, view), (after, _) in itertools.pairwise(ordered)):
-        return None  # tensors overlap
-    if _read(file, ordered) != digest:
-        message = f"{file.path}: its SHA-256 is not the one on record: it was damaged or changed since it was saved"
-        raise CorruptError(message, hint="load the newest good one: load(run), or ckptctl verify --latest-good")
-    return made
-
-
-def _read(file: LocalFile, ordered: list[tuple[int, memoryview]]) -> str:
-    """Read a whole file, into the places that some of it has; return its SHA-256, worked out while more is read."""
-    sha, at, scratch = hashlib.sha256(), 0, [memoryview(bytearray(_CHUNK)), memoryview(bytearray(_CHUNK))]
-    pending: list[Future[None]] = []
-    with ThreadPoolExecutor(1) as pool:
-
-        def take(view: memoryview) -> None:
-            nonlocal at
-            file.range().read_into(view, at)
-            at += len(view)
-            pending.append(pool.submit(sha.update, view))
-            if len(pending) > 1:
-                pending.pop(0).result()
-
-        for offset, view in [*ordered, (file.size, memoryview(b""))]:
-            turn = 0
-            while at < offset:
-                take(scratch[turn % 2][: min(_CHUNK, offset - at)])
-                turn += 1
-                if turn > 1:
-                    pending[0].result()
-            for start in range(0, len(view), _CHUNK):
-                take(view[start : start + _CHUNK])
-            if turn:
-                for one in pending:
-                    one.result()
-        for one in pending:
-            one.result()
-    return sha.hexdigest()
-
-
-def _empty(tensor: TensorInfo) -> Any:
-    import torch
-
-    if tensor.layout != "strided" or not tensor.dtype.torch or tensor.dtype.bits % 8:
-        raise UnsupportedError(f"{tensor.name} is {tensor.layout} of {tensor.dtype}, which is not loaded")
-    return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype.torch))
-
-
-def _shared(known: Any, tensor: TensorInfo) -> Any:
-    """Return the tensor that has the same bytes, as the other type or shape that it may have here."""
-    import torch
-
-    dtype = getattr(torch, tensor.dtype.torch)
-    fits = known.shape == tensor.shape and known.dtype == dtype
-    return known if fits else known.view(-1).view(dtype).view(tensor.shape)
-
-
-def _view(tensor: Any) -> memoryview:
-    import torch
-
-    flat: Any = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    return memoryview(flat.numpy()).cast("B")
-
-
-def _gathered(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Bring tensors together wherever they lie; tied ones are one."""
-    made: dict[str, Any] = {}
-    known: dict[object, Any] = {}
-    for name, tensor in _all(checkpoint).items():
-        one = known.get(tensor.identity)
-        if one is None:
-            one = known[tensor.identity] = _empty(tensor)
-            view, at = _view(one), 0
-            for block in blocks(tensor, most=_CHUNK):
-                view[at : at + len(block)] = block
-                at += len(block)
-        made[name] = one
-    return made
 
 
 def _check_bytes(path: Path, checkpoint: Checkpoint, *, strict: bool) -> None:

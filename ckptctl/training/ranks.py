@@ -1,20 +1,105 @@
-"""What all processes of a distributed training do alike."""
+"""What all processes of a distributed training do alike: agree, gather, and fail together."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+import weakref
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ckptctl.errors import CkptctlError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
+
+T = TypeVar("T")
+_PATIENCE = timedelta(hours=2)
+"""How long a rank waits for another one that is alive: the slowest disk decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """A process among all; `group` is one for saves alone, so that a thread may use it while training goes on."""
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+
+    def gather(self, mine: T) -> list[T]:
+        """Return what each rank gives, in their order."""
+        if self.size == 1:
+            return [mine]
+        import torch.distributed as dist
+
+        said: list[Any] = [None] * self.size
+        dist.all_gather_object(said, mine, group=self.group)
+        return said
+
+    def agree(self, make: Callable[[], T]) -> T:
+        """Have every rank make something of its own, and return it; if that fails on one, it fails on all.
+
+        Raises
+        ------
+        CkptctlError
+            It failed on another rank, which the message names.
+        """
+        mine: T | None = None
+        error: Exception | None = None
+        try:
+            mine = make()
+        except Exception as caught:  # noqa: BLE001  # the other ranks are waiting to be told
+            error = caught
+        said = self.gather(_described(error))
+        if error is not None:
+            raise error
+        failed = next(((rank, what) for rank, what in enumerate(said) if what), None)
+        if failed:
+            rank, (slug, message, hint) = failed
+            kind = next((one for one in CkptctlError.__subclasses__() if one.slug == slug), CkptctlError)
+            raise kind(f"rank {rank}: {message}", hint=hint)
+        return mine  # type: ignore[return-value]  # it did not fail
+
+    def first(self, make: Callable[[], T]) -> T:
+        """Have rank 0 make something that all get; if it fails there, it fails on all."""
+        made = self.agree(lambda: make() if self.rank == 0 else None)
+        return self.gather(made)[0]  # type: ignore[return-value]  # as rank 0 made it
+
+
+def _described(error: Exception | None) -> tuple[str, str, str | None] | None:
+    if error is None:
+        return None
+    if isinstance(error, CkptctlError):
+        return error.slug, error.message, error.hint
+    return CkptctlError.slug, f"{type(error).__name__}: {error}", None
+
+
+_GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def world() -> tuple[int, int]:
+    """Return which process this is, and of how many, as ``torch.distributed`` says; ``(0, 1)`` without it."""
+    torch: Any = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def all_ranks() -> Ranks:
+    """Return this process among all of ``torch.distributed``, or alone. The first time, all have to call it."""
+    rank, size = world()
+    if size == 1:
+        return Ranks()
+    import torch.distributed as dist
+
+    everybody = dist.group.WORLD
+    if everybody not in _GROUPS:
+        _GROUPS[everybody] = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    return Ranks(rank, size, _GROUPS[everybody])
 
 
 def of_first_rank(mine: tuple[str, ...], urgent: Collection[str]) -> tuple[str, ...]:
     """Return what rank 0 says, and what any rank says that is `urgent`; `mine` where there is only one process."""
-    torch: Any = sys.modules.get("torch")
-    distributed = getattr(torch, "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return mine
-    said: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(said, mine)
+    said = all_ranks().gather(mine)
     return tuple(dict.fromkeys([*said[0], *(reason for one in said for reason in one if reason in urgent)]))

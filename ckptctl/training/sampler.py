@@ -60,15 +60,16 @@ class ResumableSampler:
                 "world": self.world, "shuffle": self.shuffle}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there.
+        """Go on from there; among another number of ranks from the same sample, or from a few before it.
 
         Raises
         ------
         ValueError
-            It is of another data set, order, or number of ranks.
+            It is of another data set or order.
         """
         mine = self.state_dict()
-        wrong = [key for key in ("size", "seed", "world", "shuffle") if state[key] != mine[key]]
+        wrong = [key for key in ("size", "seed", "shuffle") if state[key] != mine[key]]
         if wrong:
             raise ValueError(f"{wrong[0]} is {mine[wrong[0]]} here, and was {state[wrong[0]]} when it was saved")
-        self.epoch, self.used = int(state["epoch"]), min(int(state["used"]), self.size // self.world)
+        used = int(state["used"]) * int(state["world"]) // self.world
+        self.epoch, self.used = int(state["epoch"]), min(used, self.size // self.world)

@@ -11,33 +11,42 @@ from ckptctl.layouts import split
 from ckptctl.model import Contents
 from ckptctl.rewrite.carry_out import carry_out, check_outputs
 from ckptctl.rewrite.options import Options
-from ckptctl.rewrite.outputs import SAFETENSORS, lay_out
+from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
 from ckptctl.rewrite.prepared import RESERVED, prepare
 from ckptctl.rewrite.source import Source
 from ckptctl.storage.byterange import MemoryFile
 from ckptctl.training.live import Live, taken_apart
+from ckptctl.training.ranked import write_ranks
+from ckptctl.training.ranks import Ranks, all_ranks
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
 _OPTIONS = Options(force=True)
+_NOT_OURS = frozenset({*TORCH_SUFFIXES, ".pkl", ".pickle", ".npz", ".h5", ".keras", ".json"})
+_OF_RANKS = Options(force=True, sidecar=False)
 
 
 def save(path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, str] | None = None) -> str:
-    """Save a nested state of tensors and plain values to one safetensors file, and return its SHA-256.
+    """Save a nested state of tensors and plain values, and return the SHA-256 of the file, or of the manifest.
 
-    The file grows under a temporary name beside its own and takes that when it is flushed and whole; ``NAME.sha256``
-    is written before it, or, where a file is replaced, taken away first and written after. Whatever goes wrong, what
-    was there before is untouched.
+    One safetensors file: it grows under a temporary name beside its own and takes that when it is flushed and whole;
+    ``NAME.sha256`` is written before it, or, where a file is replaced, taken away first and written after.
+
+    A directory, for all processes of ``torch.distributed``, each of which has to call this: a file for each rank, one
+    for the tensors that are the same on all of them, and ``manifest.json``, which rank 0 writes last. If it fails on
+    one rank, it fails on all.
+
+    Whatever goes wrong, what was there before is untouched.
 
     Parameters
     ----------
     path
-        Ends in ``.safetensors``; its directory is there.
+        The file, if it ends in ``.safetensors``, else the directory; that in which it lies is there.
     state
         Dicts, lists, tuples and sets of tensors (on any device), NumPy arrays and scalars, and plain values. Names
-        of one tensor stay tied: it is written once.
+        of one tensor stay tied: it is written once. DTensors go into a directory only.
     metadata
         Texts for the file's ``__metadata__``.
 
@@ -50,25 +59,47 @@ def save(path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, 
     CkptctlError
         It could not be written; the class says why.
     """
-    return write_live(taken_apart(state, path=checked_target(path)), metadata or {})
+    target = checked_target(path)
+    ranks = ranks_for(target)
+    return write_live(ranks.agree(lambda: taken_apart(state, path=target)), metadata or {}, ranks)
 
 
 def checked_target(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file that may be saved to.
+    """Return the path of a file or a directory that may be saved to.
 
     Raises
     ------
     UsageError
-        Its suffix is another.
+        Its suffix is that of another kind of file.
     """
     target = Path(path)
-    if target.suffix != SAFETENSORS:
-        raise UsageError(f"{target}: a state is saved to a file that ends in {SAFETENSORS}")
+    if target.suffix in _NOT_OURS:
+        raise UsageError(f"{target}: a state is saved to a file that ends in {SAFETENSORS}, or to a directory")
     return target
 
 
-def write_live(live: Live, metadata: Mapping[str, str]) -> str:
-    """Write a state that was taken apart."""
+def ranks_for(target: Path) -> Ranks:
+    """Return the processes that save to a path together: all of them to a directory, only this one to a file."""
+    return Ranks() if target.suffix == SAFETENSORS else all_ranks()
+
+
+def write_live(live: Live, metadata: Mapping[str, str], ranks: Ranks) -> str:
+    """Write a state that was taken apart, to a file, or each rank its own part of a directory."""
+    if live.path.suffix != SAFETENSORS:
+        whole = ranks.agree(lambda: _planned(live, metadata, live.path / f"rank{SAFETENSORS}"))
+        return write_ranks(whole.files[0], live, ranks, _OF_RANKS)
+    if live.blocks:
+        raise UsageError(
+            f"{live.path}: {next(iter(live.blocks))} is one rank's block of a larger tensor",
+            hint="save to a directory, on all ranks",
+        )
+    outputs = _planned(live, metadata, live.path)
+    check_outputs(outputs, (), _OPTIONS)
+    return carry_out(outputs, (), _OPTIONS, lambda _: None).files[0].sha256
+
+
+def _planned(live: Live, metadata: Mapping[str, str], path: Path) -> Outputs:
+    """Return the one file that would hold all of a state."""
     wrong = [key for key, text in metadata.items() if key in RESERVED or not isinstance(text, str)]
     if wrong:
         raise UsageError(f"metadata: {wrong[0]!r} is a key of ckptctl's own, or has no text")
@@ -80,7 +111,4 @@ def write_live(live: Live, metadata: Mapping[str, str]) -> str:
         prepared = prepare(source, _OPTIONS, safetensors=True)
         if prepared.values is None:  # names alone would do for a flat dict, but for its order and its class
             prepared = replace(prepared, values=live.values)
-        outputs = lay_out(prepared, live.path, _OPTIONS, shards={})
-        check_outputs(outputs, (), _OPTIONS)
-        outcome = carry_out(outputs, (), _OPTIONS, lambda _: None)
-    return outcome.files[0].sha256
+        return lay_out(prepared, path, _OPTIONS, shards={})

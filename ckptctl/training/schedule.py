@@ -167,22 +167,20 @@ class CheckpointScheduler:
         return of_first_rank(wanted, URGENT)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what belongs into a checkpoint, plain values; times are seconds ago, for a clock that begins anew."""
+        """Return what belongs into a checkpoint, plain values: as it is once the save that they go into is made."""
         return {
-            "since_last": self.clock() - self._last,
             "step": self._step,
             "epoch": self._epoch,
             "scores": list(self._scores),
-            "waiting": [reason for reason in self._waiting if reason not in URGENT],
             "durations": list(self._durations),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where another process was."""
-        self._last = self.clock() - float(state["since_last"])
+        """Go on from the save that the state was loaded from: the time until the next one begins now."""
+        self._last = self.clock()
+        self._waiting.clear()
         self._step, self._epoch = int(state["step"]), int(state["epoch"])
         self._scores = [float(score) for score in state["scores"]]
-        self._waiting = dict.fromkeys(state["waiting"])
         self._durations = deque((float(one) for one in state["durations"]), maxlen=_RECENT)
 
 

@@ -6,7 +6,8 @@ import collections
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.training.live import ARRAY, PARAMETER
-from ckptctl.values import Described, Numbers, Span, TensorRef
+from ckptctl.training.sharded import put_back, was_sharded
+from ckptctl.values import Described, Numbers, Span, TensorRef, as_mapping
 from ckptctl.values.compare import bytes_in, numbers_in
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def put_together(values: object, tensors: Mapping[str, Any], arrays: Mapping[str
 def _live_tensor(ref: TensorRef, tensor: Any) -> Any:
     import torch
 
+    if was_sharded(ref.state):
+        return put_back(tensor, as_mapping(ref.state) or {}).requires_grad_(ref.requires_grad)
     if ref.type == ARRAY:
         return tensor.detach().cpu().numpy()
     if ref.type in (PARAMETER, "torch.nn.parameter.Parameter"):

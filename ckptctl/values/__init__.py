@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ckptctl.model import Level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ckptctl.model import DType
     from ckptctl.storage import ByteRange
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 VALUES_KEY = "ckptctl.values"
 """The key of a safetensors file's ``__metadata__`` under which the plain values of its checkpoint stand, as JSON."""
+RANK_KEY = "ckptctl.rank"
+"""The key under which it says of which rank the file is, ``0 of 2``; there are files of the other ranks then."""
+BLOCKS_KEY = "ckptctl.blocks"
+"""The key under which such a file says which tensors are blocks of larger ones: whole shapes and offsets, as JSON."""
+RANK_VALUES_KEY = "ckptctl.rank_values"
+"""The key under which such a file has its rank's plain values; some of the tensors that they name are in another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +155,11 @@ def nested(value: object, *, skip: str = "", most: int = 10_000) -> Iterator[obj
 def with_names(value: object, prefix: str) -> object:
     """Return a value whose tensors are called by their names below `prefix`; a tensor by itself is called just that."""
     alone = isinstance(value, TensorRef)
+    return with_references(value, lambda ref: replace(ref, name=prefix if alone else f"{prefix}.{ref.name}"))
+
+
+def with_references(value: object, change: Callable[[TensorRef], TensorRef]) -> object:
+    """Return a value in which each reference to a tensor is what `change` makes of it."""
     made: dict[int, object] = {}
 
     def of(value: object) -> object:
@@ -161,8 +172,9 @@ def with_names(value: object, prefix: str) -> object:
 
     def inside(value: object) -> object:
         match value:
-            case TensorRef(name=name, state=state):
-                return replace(value, name=prefix if alone else f"{prefix}.{name}", state=of(state))
+            case TensorRef():
+                changed = change(value)
+                return replace(changed, state=of(changed.state))
             case dict():
                 return {key: of(inner) for key, inner in value.items()}
             case list():

@@ -1,7 +1,8 @@
 """A small real training that can be interrupted at any moment, and goes on bit for bit as if it had not been.
 
-``python train.py RUN``: dropout, AdamW, a schedule, shuffled data, several epochs. It goes on from the newest good
-checkpoint in RUN, and writes a line with step and loss for each step to RUN/losses.
+``python train.py RUN``, or ``torchrun --nproc-per-node 2 train.py RUN``: dropout, AdamW, a schedule, shuffled data,
+several epochs; under torchrun the model is sharded (FSDP2). It goes on from the newest good checkpoint in RUN, and
+writes a line with step and loss for each step to RUN/losses.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from ckptctl.training import CheckpointScheduler, Policy, ResumableSampler, TrainingState, load, prune, save
 
@@ -30,24 +33,42 @@ class Data(torch.utils.data.Dataset):
         return torch.randn(6, generator=torch.Generator().manual_seed(index))
 
 
-def set_up(steps: int, every: int) -> TrainingState:
+def join() -> tuple[int, int]:
+    """Join the other processes, where torchrun started this one; return its number, and how many there are."""
+    if "RANK" not in os.environ:
+        return 0, 1
+    dist.init_process_group("gloo")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def set_up(steps: int, every: int, rank: int, world: int) -> TrainingState:
     """Make all parts of the training; the seeds decide how it begins."""
-    random.seed(1)
-    np.random.seed(2)
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    if "RANK" in os.environ:
+        fully_shard(model)
+    random.seed(rank)
+    np.random.seed(rank)
+    torch.manual_seed(rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     return TrainingState(
         model=model,
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
-        data=ResumableSampler(EXAMPLES, seed=4),
+        data=ResumableSampler(EXAMPLES, seed=4, rank=rank, world=world),
         saves=CheckpointScheduler(every_steps=every),
     )
 
 
+def newest(run: Path, first: Path | None) -> dict | None:
+    """Return the state to go on from: of the newest good checkpoint, or where the run has none, `first`."""
+    if any(run.glob("step_*.safetensors")) or any(run.glob("step_*/manifest.json")):
+        return load(run)
+    return load(first) if first else None
+
+
 def one_step(training: TrainingState, batch: torch.Tensor) -> float:
-    """Train on a batch; return its loss."""
+    """Train on a batch; return its loss, the mean of all ranks."""
     noise = random.random() + np.random.rand()
     loss = training.model(batch * (1 + 0.01 * noise)).square().mean()
     training.optimizer.zero_grad()
@@ -56,33 +77,45 @@ def one_step(training: TrainingState, batch: torch.Tensor) -> float:
     training.scheduler.step()
     training.data.advance(len(batch))
     training.step += 1
-    return loss.item()
+    mean = loss.detach()
+    if dist.is_initialized():
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+    return mean.item()
 
 
-def save_it(training: TrainingState, run: Path, *, keep_all: bool) -> None:
-    """Save; once that is durable, delete what need not be kept."""
+def save_it(training: TrainingState, run: Path, rank: int, *, keep_all: bool) -> None:
+    """Save, all ranks together; once that is durable, delete what need not be kept."""
     begin = time.monotonic()
-    save(run / f"step_{training.step}.safetensors", training.capture())
+    save(run / f"step_{training.step}{'' if dist.is_initialized() else '.safetensors'}", training.capture())
     training.saves.saved(time.monotonic() - begin)
-    if not keep_all:
+    if rank == 0 and not keep_all:
         prune(run, Policy(last=3, best=0, anchor_every=50))
 
 
-def main() -> None:
-    """Train from where the run is to the last step."""
+def options() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--every", type=int, default=5, help="save every so many steps")
     parser.add_argument("--workers", type=int, default=0, help="processes that fetch data")
+    parser.add_argument("--begin-with", type=Path, help="a state to begin with, where the run has none")
     parser.add_argument("--keep-all", action="store_true", help="delete no checkpoint")
     parser.add_argument("--crash-at", type=int, default=-1, help="end without a word after that step, for tests")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train from where the run is to the last step."""
+    given = options()
+    rank, world = join()
     given.run.mkdir(parents=True, exist_ok=True)
-    training = set_up(given.steps, given.every)
-    state = load(given.run) if any(given.run.glob("step_*.safetensors")) else None
+    training = set_up(given.steps, given.every, rank, world)
+    state = newest(given.run, given.begin_with)
     training.step = state["step"] if state else 0  # it may have come to its end already
-    print(f"resumed from step {training.step}", flush=True)
+    if rank == 0:
+        print(f"resumed from step {training.step}", flush=True)
     with training.saves.signals():
         while training.step < given.steps and not training.saves.stopping:
             if state is not None:
@@ -97,11 +130,12 @@ def main() -> None:
                 state = None
             for batch in batches:
                 loss = one_step(training, batch)
-                with (given.run / "losses").open("a") as file:
-                    file.write(f"{training.step} {loss!r}\n")
+                if rank == 0:
+                    with (given.run / "losses").open("a") as file:
+                        file.write(f"{training.step} {loss!r}\n")
                 last = training.step == given.steps
                 if training.saves.due(training.step) or last:
-                    save_it(training, given.run, keep_all=given.keep_all)
+                    save_it(training, given.run, rank, keep_all=given.keep_all)
                 if training.step == given.crash_at:
                     os._exit(9)
                 if last or training.saves.stopping:
@@ -112,3 +146,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -36,6 +36,7 @@ SAMPLES = {
     "keras": [("keras/files/model_unzipped", 22), ("keras/files/sharded.weights.json", 6)],
     "orbax": [("orbax/manager/30", 0), ("orbax/manager_zarr3/20", 0)],
     "rank-files": [("fsdp/fsdp2_1d_4ranks", 64), ("fsdp/fsdp1_sharded_tensor_2ranks", 37), ("fsdp/tp_fsdp2_4ranks", 37)],
+    "saved-ranks": [("ckptctl/ranks_2/step_100", 42), ("ckptctl/ranks_4/step_100", 46)],
     "single-file": [("torch_save/train_dict.pt", 39), ("safetensors/edge/no_metadata.safetensors", 10)],
 }  # fmt: skip
 

@@ -45,6 +45,7 @@ MODELS = {
     "accelerate/save_model_sharded": "accelerate/save_model_sharded.expected",
     "accelerate/save_model_sharded_bin": "accelerate/save_model_sharded_bin.expected",
     "lightning/fabric_sharded": "lightning/fabric_sharded.expected",
+    **{f"ckptctl/{name}/step_100": f"ckptctl/{name}.expected" for name in ("ranks_2", "ranks_4")},
     "megatron/iter_0000100": "megatron/iter_0000100.expected",
     "transformers/sharded_llama": "transformers/sharded_llama.expected",
     "transformers/v4_sharded_bin_llama": "transformers/v4_sharded_bin_llama.expected",

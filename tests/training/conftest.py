@@ -14,9 +14,9 @@ def begin(monkeypatch):
     """Holds writing back until it is set."""
     event, write = threading.Event(), in_background.write_live
 
-    def late(live, metadata):
+    def late(live, metadata, ranks):
         event.wait(20)
-        return write(live, metadata)
+        return write(live, metadata, ranks)
 
     monkeypatch.setattr(in_background, "write_live", late)
     return event

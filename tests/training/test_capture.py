@@ -132,5 +132,13 @@ def test_the_sampler_is_a_function_of_seed_epoch_and_what_was_used():
     assert sorted(other) == sorted(first) != list(other) != first
     halves = [ResumableSampler(11, seed=3, rank=rank, world=2) for rank in range(2)]
     assert sorted(index for half in halves for index in half) == sorted(first[:10])
-    with pytest.raises(ValueError, match="world is 1 here, and was 2"):
-        other.load_state_dict(halves[0].state_dict())
+    for half in halves:
+        half.advance(3)
+    for world, used in ((1, 6), (2, 3), (4, 1)):  # six are used: of four ranks, two see one that was used again
+        again = [ResumableSampler(11, seed=3, rank=rank, world=world) for rank in range(world)]
+        for one in again:
+            one.load_state_dict(halves[0].state_dict())
+        assert {one.used for one in again} == {used}
+        assert {index for one in again for index in one} == set(first[used * world : 11 // world * world])
+    with pytest.raises(ValueError, match="seed is 4 here, and was 3"):
+        ResumableSampler(11, seed=4).load_state_dict(sampler.state_dict())

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 from ckptctl.errors import CorruptError, UnsupportedError, UsageError
 from ckptctl.model import DTYPES, TensorInfo
-from ckptctl.training import loading
+from ckptctl.training import reading
 from ckptctl.training.loading import UnverifiedWarning, latest_good, load
 from ckptctl.training.saving import save
 from tests.samples import CORPUS
@@ -139,6 +139,6 @@ def test_the_same_bytes_as_another_type_or_shape_are_of_that():
     known = torch.arange(6, dtype=torch.float32)
     for dtype, shape in (("F32", (2, 3)), ("I32", (6,)), ("I16", (3, 4)), ("F64", (3,))):
         wanted = TensorInfo(name="x", dtype=DTYPES[dtype], shape=shape, pieces=())
-        found = loading._shared(known, wanted)
+        found = reading._shared(known, wanted)
         assert same(found, known.view(getattr(torch, DTYPES[dtype].torch)).view(shape))
         assert found.data_ptr() == known.data_ptr()

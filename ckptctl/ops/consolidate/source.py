@@ -32,14 +32,21 @@ def source_of(checkpoint: Checkpoint, parts: Mapping[Component, Part], *, everyt
             component: replace(part, values=_below(part, trees[component]) if part.values else {})
             for component, part in parts.items()
         },
-        values=root if everything and plain else None,
+        values=_whole_tree(checkpoint, root if plain else None) if everything else None,
         metadata=recorded_ties(metadata, tensors),
         findings=checkpoint.findings,
     )
 
 
-def _tree(part: Part) -> dict[object, object]:
+def _whole_tree(checkpoint: Checkpoint, joined: object) -> object:
+    """Return the tree that the checkpoint itself has, or else the one that was made of its parts."""
+    return joined if checkpoint.values is None else checkpoint.values
+
+
+def _tree(part: Part) -> object:
     """Return what stands below the prefix of a component: its tensors by what is left of their names, and values."""
+    if part.prefix in part.values and not isinstance(part.values[part.prefix], dict) and not part.tensors:
+        return part.values[part.prefix]
     tree: dict[object, object] = {}
     for name in part.tensors:
         cut = name.removeprefix(f"{part.prefix}.") if part.prefix else name
@@ -54,15 +61,17 @@ def _tree(part: Part) -> dict[object, object]:
     return tree
 
 
-def _below(part: Part, tree: dict[object, object]) -> dict[str, object]:
+def _below(part: Part, tree: object) -> dict[str, object]:
     """Return the values of a component under the keys at which they are looked for."""
-    return {part.prefix: tree} if part.prefix else {str(key): value for key, value in tree.items()}
+    if part.prefix or not isinstance(tree, dict):
+        return {part.prefix: tree}
+    return {str(key): value for key, value in tree.items()}
 
 
-def _nested(prefix: str, tree: dict[object, object]) -> dict[object, object]:
+def _nested(prefix: str, tree: object) -> dict[object, object]:
     for step in reversed(prefix.split(".") if prefix else ()):
         tree = {step: tree}
-    return tree
+    return tree if isinstance(tree, dict) else {"": tree}
 
 
 def _merge(into: dict[object, object], more: Mapping[object, object]) -> None:

@@ -22,6 +22,7 @@ _SPREAD = {
     "dcp-safetensors": "a distributed checkpoint in safetensors files",
     "deepspeed": "a checkpoint of DeepSpeed",
     "rank-files": "files of several ranks",
+    "saved-ranks": "files of several ranks",
 }
 _ARGUMENTS = "training_args"
 """What the Trainer was started with: no state of it. It stays behind, and that is said."""

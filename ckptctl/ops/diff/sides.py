@@ -152,8 +152,8 @@ def _with_recorded_ties(checkpoint: Checkpoint, part: Part) -> dict[str, TensorI
 
 def _lists(checkpoint: Checkpoint) -> frozenset[tuple[int, int]]:
     """Return where long lists and texts lie that are plain values, though a safetensors file holds them as tensors."""
-    roots = [one.values for one in checkpoint.files if one.format == "safetensors" and one.values is not None]
-    every = (value for root in roots for value in nested(root, most=1 << 60))
+    alone = [one.values for one in checkpoint.files if one.format == "safetensors" and one.values is not None]
+    every = (value for root in (*alone, checkpoint.values) for value in nested(root, most=1 << 60))
     return frozenset((id(one.range.file), one.range.offset) for one in every if isinstance(one, (Numbers, Span)))
 
 
