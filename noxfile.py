@@ -53,10 +53,19 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def recovery(session: nox.Session) -> None:
-    """Kill the example training at random moments, and demand the losses of one that was left alone."""
+    """Kill the example training at random moments, and demand the losses of one that was left alone.
+
+    As one process, and as two under torchrun. With ``chaos`` in front, crash it at every event of its files too
+    (ckpt-chaos from PyPI, some ten minutes for one process and an hour for two).
+    """
     _develop(session)
-    train = ("python", "docs/examples/train.py", "{run}", "--steps", "200")
-    session.run("python", "docs/examples/recovery.py", *session.posargs, "--", *train)
+    chaos, options = session.posargs[:1] == ["chaos"], session.posargs
+    for ranks, launcher in ((1, ("python",)), (2, ("torchrun", "--standalone", "--nproc-per-node", "2"))):
+        train = (*launcher, "docs/examples/train.py", "{run}", "--steps", "200")
+        session.run("python", "docs/examples/recovery.py", *options[chaos:], "--", *train)
+        if chaos:
+            session.install("ckpt-chaos==0.1.8")
+            session.run("python", "-m", "tests.chaos", str(ranks))
 
 
 @nox.session

@@ -20,6 +20,7 @@ from ckptctl.errors import ExistsError, LockedError, NoSpaceError, UnreadableErr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import FileIO
     from pathlib import Path
     from types import TracebackType
 
@@ -27,7 +28,6 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVA
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES})
 _STALE = 3600
 """Seconds after which a temporary file counts as left over where there are no locks."""
-_MODE = 0o666
 _TRIES = 5
 
 
@@ -48,7 +48,8 @@ class Staged:
         self.target, self.force = target, force
         self.path = temporary_of(target)
         check_target(target, force=force)
-        self.fd = _claim(self.path, target)
+        self._file = _claim(self.path, target)
+        self.fd = self._file.fileno()
         self._done = False
 
     def __enter__(self) -> Staged:  # noqa: PYI034  # Self came with Python 3.11
@@ -60,17 +61,23 @@ class Staged:
         if not self._done:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-        os.close(self.fd)
+        self._file.close()
 
     def publish(self) -> None:
-        """Give the file its name; it has been flushed before. The directory is still to be flushed."""
+        """Close the file and give it its name; it has been flushed before. The directory is still to be flushed."""
         if self.force:
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(self.fd, stat.S_IMODE(self.target.stat().st_mode))
-            self.path.replace(self.target)
-        else:
-            self._link()
-        self._done = True
+        held = os.dup(self.fd)  # it keeps the lock until the name is taken
+        try:
+            self._file.close()
+            if self.force:
+                self.path.replace(self.target)
+            else:
+                self._link()
+            self._done = True
+        finally:
+            os.close(held)
 
     def _link(self) -> None:
         """Take a name that nobody has, even if somebody takes it at this moment."""
@@ -140,7 +147,7 @@ def check_space(directory: Path, needed: int) -> None:
     if needed > free:
         raise NoSpaceError(
             f"{directory}: {needed} bytes are needed, {free} are free",
-            hint="write to another file system with -o, or make room",
+            hint="make room, or write to another file system",
         )
 
 
@@ -171,11 +178,14 @@ def flush_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _claim(path: Path, target: Path) -> int:
-    """Create the temporary file, locked; remove one whose writer is dead."""
+def _claim(path: Path, target: Path) -> FileIO:
+    """Create the temporary file, locked; remove one whose writer is dead.
+
+    It is opened as Python opens files, so that tools that follow a program's files see it, and see it flushed.
+    """
     for _ in range(_TRIES):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+            file = path.open("x+b", buffering=0)
         except FileExistsError:
             _sweep(path, target)
             continue
@@ -183,13 +193,13 @@ def _claim(path: Path, target: Path) -> int:
             error.filename = str(target)  # the temporary name says nothing to anybody
             raise
         try:
-            _lock(fd, target)
+            _lock(file.fileno(), target)
         except LockedError:
-            os.close(fd)  # a sweeper came between creating and locking
+            file.close()  # a sweeper came between creating and locking
             raise
-        if _is(path, fd):
-            return fd
-        os.close(fd)
+        if _is(path, file.fileno()):
+            return file
+        file.close()
     raise _busy(target)
 
 

@@ -14,6 +14,8 @@ from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
 from ckptctl.rewrite.prepared import RESERVED, prepare
 from ckptctl.rewrite.source import Source
+from ckptctl.storage import unreadable
+from ckptctl.storage.atomic import check_target
 from ckptctl.storage.byterange import MemoryFile
 from ckptctl.training.live import Live, taken_apart
 from ckptctl.training.ranked import write_ranks
@@ -85,6 +87,13 @@ def ranks_for(target: Path) -> Ranks:
 
 def write_live(live: Live, metadata: Mapping[str, str], ranks: Ranks) -> str:
     """Write a state that was taken apart, to a file, or each rank its own part of a directory."""
+    try:
+        return _written(live, metadata, ranks)
+    except OSError as error:  # the file system says no
+        raise unreadable(live.path, error) from error
+
+
+def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks) -> str:
     if live.path.suffix != SAFETENSORS:
         whole = ranks.agree(lambda: _planned(live, metadata, live.path / f"rank{SAFETENSORS}"))
         return write_ranks(whole.files[0], live, ranks, _OF_RANKS)
@@ -93,6 +102,7 @@ def write_live(live: Live, metadata: Mapping[str, str], ranks: Ranks) -> str:
             f"{live.path}: {next(iter(live.blocks))} is one rank's block of a larger tensor",
             hint="save to a directory, on all ranks",
         )
+    check_target(live.path, force=True)  # its directory is there: one that vanished is not made anew
     outputs = _planned(live, metadata, live.path)
     check_outputs(outputs, (), _OPTIONS)
     return carry_out(outputs, (), _OPTIONS, lambda _: None).files[0].sha256

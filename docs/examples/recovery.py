@@ -8,6 +8,8 @@ the same loss, bit for bit, every time; 1: not so.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -15,11 +17,27 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
-def start(command: list[str], run: Path) -> subprocess.Popen[bytes]:
-    """Start the training."""
-    return subprocess.Popen([word.replace("{run}", str(run)) for word in command])
+@contextlib.contextmanager
+def started(command: list[str], run: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the training, with all the processes that it starts as one group; none of them outlives this."""
+    words = [word.replace("{run}", str(run)) for word in command]
+    with subprocess.Popen(words, start_new_session=True) as training:
+        try:
+            yield training
+        finally:
+            signal_all(training, signal.SIGKILL)
+
+
+def signal_all(training: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a training and to all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(training.pid, number)
 
 
 def losses(run: Path) -> dict[str, str]:
@@ -41,7 +59,8 @@ def differing(alone: dict[str, str], found: dict[str, str]) -> str:
 
 def finish(command: list[str], run: Path) -> None:
     """Let the training come to its end."""
-    status = start(command, run).wait()
+    with started(command, run) as training:
+        status = training.wait()
     if status:
         raise ValueError(f"FAIL: it ended with status {status}")
 
@@ -56,13 +75,13 @@ def interrupted(command: list[str], run: Path, how: signal.Signals, moments: lis
     hits = 0
     for steps, seconds in moments:
         before = lines(run)
-        training = start(command, run)
-        while training.poll() is None and lines(run) < before + steps:
-            time.sleep(0.001)
-        time.sleep(seconds)
-        hits += training.poll() is None
-        training.send_signal(how)
-        training.wait()
+        with started(command, run) as training:
+            while training.poll() is None and lines(run) < before + steps:
+                time.sleep(0.001)
+            time.sleep(seconds)
+            hits += training.poll() is None
+            signal_all(training, how)
+            training.wait()
     finish(command, run)
     return hits
 

@@ -1,8 +1,8 @@
 """A small real training that can be interrupted at any moment, and goes on bit for bit as if it had not been.
 
 ``python train.py RUN``, or ``torchrun --nproc-per-node 2 train.py RUN``: dropout, AdamW, a schedule, shuffled data,
-several epochs; under torchrun the model is sharded (FSDP2). It goes on from the newest good checkpoint in RUN, and
-writes a line with step and loss for each step to RUN/losses.
+several epochs; under torchrun the model is sharded (FSDP2). It goes on from the newest good checkpoint in RUN, however
+many processes saved it, and writes a line with step and loss for each step to RUN/losses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from ckptctl.training import CheckpointScheduler, Policy, ResumableSampler, TrainingState, load, prune, save
+from ckptctl import consolidate
+from ckptctl.errors import UnsupportedError
+from ckptctl.ops.consolidate import Options, Wanted
+from ckptctl.training import (
+    CheckpointScheduler,
+    Policy,
+    ResumableSampler,
+    TrainingState,
+    latest_good,
+    load,
+    prune,
+    save,
+)
 
 EXAMPLES, BATCH = 50, 8
 
@@ -41,15 +53,20 @@ def join() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
+def seed(number: int) -> None:
+    """Set all random generators; each rank draws numbers of its own."""
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
 def set_up(steps: int, every: int, rank: int, world: int) -> TrainingState:
     """Make all parts of the training; the seeds decide how it begins."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
     if "RANK" in os.environ:
         fully_shard(model)
-    random.seed(rank)
-    np.random.seed(rank)
-    torch.manual_seed(rank)
+    seed(rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     return TrainingState(
         model=model,
@@ -60,11 +77,19 @@ def set_up(steps: int, every: int, rank: int, world: int) -> TrainingState:
     )
 
 
-def newest(run: Path, first: Path | None) -> dict | None:
-    """Return the state to go on from: of the newest good checkpoint, or where the run has none, `first`."""
-    if any(run.glob("step_*.safetensors")) or any(run.glob("step_*/manifest.json")):
-        return load(run)
-    return load(first) if first else None
+def newest(run: Path, rank: int) -> tuple[dict | None, bool]:
+    """Return the state to go on from, and whether it is that of as many ranks as there are now."""
+    if not any(run.glob("step_*.safetensors")) and not any(run.glob("step_*/manifest.json")):
+        return None, True
+    good = latest_good(run)  # the same on every rank
+    try:
+        return load(good), True
+    except UnsupportedError:  # it is sharded over another number of ranks
+        whole = run / "restart.safetensors"
+        if rank == 0:
+            consolidate(good, whole, wanted=Wanted(only=None), options=Options(force=True))
+        dist.barrier()
+        return load(whole), False
 
 
 def one_step(training: TrainingState, batch: torch.Tensor) -> float:
@@ -100,7 +125,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--every", type=int, default=5, help="save every so many steps")
     parser.add_argument("--workers", type=int, default=0, help="processes that fetch data")
-    parser.add_argument("--begin-with", type=Path, help="a state to begin with, where the run has none")
     parser.add_argument("--keep-all", action="store_true", help="delete no checkpoint")
     parser.add_argument("--crash-at", type=int, default=-1, help="end without a word after that step, for tests")
     return parser.parse_args()
@@ -112,7 +136,7 @@ def main() -> None:
     rank, world = join()
     given.run.mkdir(parents=True, exist_ok=True)
     training = set_up(given.steps, given.every, rank, world)
-    state = newest(given.run, given.begin_with)
+    state, same = newest(given.run, rank)
     training.step = state["step"] if state else 0  # it may have come to its end already
     if rank == 0:
         print(f"resumed from step {training.step}", flush=True)
@@ -127,6 +151,8 @@ def main() -> None:
             batches = iter(loader)
             if state is not None:
                 training.restore(state)  # last, for it sets the random generators
+                if not same:
+                    seed(1000 * training.step + rank)  # those of the state are all of rank 0
                 state = None
             for batch in batches:
                 loss = one_step(training, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import hashlib
 import os
 import stat
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ckptctl.errors import NoSpaceError, UnsupportedError, UsageError
+from ckptctl.errors import NoSpaceError, UnreadableError, UnsupportedError, UsageError
+from ckptctl.training import AsyncSaver
 from ckptctl.training.saving import save
 
 
@@ -82,6 +84,31 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(NoSpaceError):
         save(tmp_path / "s.safetensors", {"w": torch.ones(1000)})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["step_1.safetensors", "step_1"])
+def test_a_directory_that_vanished_is_not_made_anew(name, tmp_path):
+    with pytest.raises(UnreadableError, match="its directory does not exist"):
+        save(tmp_path / "gone" / name, {"w": torch.ones(3)})
+    assert not (tmp_path / "gone").exists()
+    with AsyncSaver() as saver:
+        saver.save(tmp_path / "gone" / name, {"w": torch.ones(3)})
+        with pytest.raises(UnreadableError, match="its directory does not exist"):
+            saver.wait()
+    (tmp_path / "gone").write_text("a file has its name now")
+    with pytest.raises(UnreadableError, match="gone"):
+        save(tmp_path / "gone" / name, {"w": torch.ones(3)})
+
+
+@pytest.mark.parametrize("name", ["step_1.safetensors", "step_1"])
+def test_what_the_file_system_refuses_is_said_plainly(name, tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("ckptctl.storage.atomic._claim", refused)
+    with pytest.raises(UnreadableError, match=f"{name}.*[Rr]ead-only file system"):
+        save(tmp_path / name, {"w": torch.ones(3)})
+    assert not list(tmp_path.iterdir())
 
 
 def test_l03_the_mode_is_that_of_the_umask(tmp_path):
