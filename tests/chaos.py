@@ -11,6 +11,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 
 from tests.console import ROOT
 
@@ -35,8 +36,9 @@ def main() -> int:
         "--max-points", str(given.points),
         *(("--ranks", str(given.ranks), "--crash-rank", str(given.crash_rank)) if given.ranks > 1 else ()),
     ]  # fmt: skip
-    command = [sys.executable, "-m", "ckpt_chaos", "run", *words, "--", sys.executable, *training]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+    with tempfile.TemporaryDirectory() as place:
+        command = [sys.executable, "-m", "ckpt_chaos", "run", "--work", place, *words, "--", sys.executable, *training]
+        return subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
 from ckptctl.layouts.saved_ranks import MANIFEST, manifest_of
-from ckptctl.storage import LocalFile
+from ckptctl.storage import StoredFile, has_file, names_beside, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -76,9 +75,9 @@ def sums_of(directory: Path, names: Iterable[str]) -> dict[str, str]:
 def recorded_digest(checkpoint: Checkpoint) -> str:
     """Return the SHA-256 on record for a checkpoint that is one file, in lower case; empty if there is none."""
     file = checkpoint.files[0].range.file if len(checkpoint.files) == 1 else None
-    if not isinstance(file, LocalFile):
+    if not isinstance(file, StoredFile):
         return ""
-    names = tuple(path.name for path in file.path.parent.iterdir())
+    names = names_beside(file.path, (f"{file.path.name}{_SUFFIX}",))
     found = recorded_for(file.path, names, sums_of(file.path.parent, names))
     return next((one.digest.lower() for one in found if one.digest and not one.shared), "")
 
@@ -109,7 +108,7 @@ def _only(source: Path, name: str) -> str:
 def _lines(source: Path, most: int) -> Iterator[tuple[str, str]]:
     """Yield digest and name (which may be empty) of each line that has the form of one."""
     try:
-        file = LocalFile(source)
+        file = open_file(source)
         raw = file.range().read() if file.size <= most else b""
         file.release()
     except CkptctlError:
@@ -134,7 +133,7 @@ def _parsed(text: str) -> tuple[str, str] | None:
 def is_readable(source: Path) -> bool:
     """Whether every line of a list of digests is understood, so that it may be written anew without a loss."""
     try:
-        file = LocalFile(source)
+        file = open_file(source)
         text = file.range().read().decode("utf-8", "surrogateescape") if file.size <= _MAX_SUMS else "too long"
         file.release()
     except CkptctlError:
@@ -152,15 +151,19 @@ class OnRecord:
 
     def __init__(self, root: Path | None) -> None:
         self._listings: dict[Path, tuple[list[str], dict[str, str]]] = {}
+        self._above: dict[Path, bool] = {}
         self._root = root if root and root.is_dir() else None
         if self._root:
             self._listing(self._root)
 
     def of(self, path: Path) -> tuple[Recorded, ...]:
         """Return what is on record of a file."""
-        found = recorded_for(path, *self._listing(path.parent))
-        for above in path.parents[1 : 1 + _ABOVE]:
-            if os.path.lexists(above / SUMS):
+        names, sums = self._listing(path.parent)
+        found = recorded_for(path, names or names_beside(path, (f"{path.name}{_SUFFIX}",)), sums)
+        for above in list(path.parents)[1 : 1 + _ABOVE]:
+            if above not in self._above:
+                self._above[above] = has_file(above / SUMS)
+            if self._above[above]:
                 digest = self._listing(above)[1].get(path.relative_to(above).as_posix())
                 found += (Recorded(digest=digest, source=above / SUMS),) if digest else ()
         return found

@@ -17,13 +17,12 @@ from ckptctl.errors import CkptctlError, counted
 from ckptctl.formats import Checksum, checksums_of
 from ckptctl.formats import read as read_contents
 from ckptctl.model import Aspect, Checkpoint, Encoding, Finding, Severity
-from ckptctl.storage import LocalFile
+from ckptctl.storage import ByteRange, StoredFile, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from ckptctl.storage import ByteRange
 
 _BLOCK = 1 << 20
 _SHOWN = 3
@@ -46,7 +45,7 @@ class FileBytes:
 
     path: Path
     nbytes: int
-    file: LocalFile | None = None
+    file: StoredFile | None = None
     recorded: tuple[Recorded, ...] = ()
     checksums: tuple[Checksum, ...] = ()
     places: list[Place] = field(default_factory=list)
@@ -135,7 +134,7 @@ def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
     places, items = _places(checkpoint)
     for contents in checkpoint.files:
         path, number = contents.range.file.path, id(contents.range.file)
-        if path in found or not isinstance(contents.range.file, LocalFile):
+        if path in found or not isinstance(contents.range.file, StoredFile):
             continue
         one = found[path] = FileBytes(
             path=path,
@@ -186,7 +185,7 @@ def _digest(one: FileBytes, progress: Progress) -> int:
     digest, at = hashlib.sha256(), 0
     buffers = [memoryview(bytearray(_BLOCK)) for _ in range(2)]
     try:
-        file = one.file.again() if one.file else LocalFile(one.path)
+        file = one.file.again() if one.file else open_file(one.path)
         with ThreadPoolExecutor(1) as reader:  # one block is read while the one before is hashed
             coming = reader.submit(file.pread_into, buffers[0], 0)
             while count := coming.result():
@@ -208,7 +207,7 @@ def _crc(one: FileBytes, progress: Progress) -> int:
     """Compare the CRC-32 of every record."""
     buffer, total = memoryview(bytearray(_BLOCK)), 0
     try:
-        file = one.file.again() if one.file else LocalFile(one.path)
+        file = one.file.again() if one.file else open_file(one.path)
         for recorded in one.checksums:
             crc = _crc_of(file, recorded, buffer, progress)
             total += recorded.range.length
@@ -223,7 +222,7 @@ def _crc(one: FileBytes, progress: Progress) -> int:
     return total
 
 
-def _crc_of(file: LocalFile, recorded: Checksum, buffer: memoryview, progress: Progress) -> int:
+def _crc_of(file: StoredFile, recorded: Checksum, buffer: memoryview, progress: Progress) -> int:
     """Return the CRC-32 of a record, unpacked if need be, never by more than it says it holds; -1 if it cannot be."""
     at, end = recorded.range.offset, recorded.range.offset + recorded.range.length
     packed, crc, length = zlib.decompressobj(-zlib.MAX_WBITS) if recorded.unpacked is not None else None, 0, 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
 from ckptctl.model import Aspect, Finding, Severity
+from ckptctl.storage import has_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +31,9 @@ def unfinished_marks(path: Path) -> Iterator[Finding]:
     """Yield the marks of an unfinished save that frameworks leave in the name, in the directory, or beside it."""
     if base_name(path.name):
         yield _unfinished(path, "it still has the temporary name of a save in progress")
-    if os.path.exists(path / _INTERRUPTED):  # noqa: PTH110  # false, not an error, where it may not be looked at
+    if has_file(path / _INTERRUPTED):
         yield _unfinished(path, f"it holds {_INTERRUPTED}")
-    if os.path.exists(path.parent / f"{path.name}{_UNFINISHED}"):  # noqa: PTH110
+    if has_file(path.parent / f"{path.name}{_UNFINISHED}"):
         yield _unfinished(path, f"{path.name}{_UNFINISHED} stands beside it")
 
 

@@ -11,7 +11,7 @@ from ckptctl.checks.marks import unfinished_marks
 from ckptctl.errors import CkptctlError, MissingExtraError, UnknownFormatError, UnreadableError, UnsupportedError
 from ckptctl.layouts import open_checkpoint
 from ckptctl.model import Aspect, Component, Finding, Severity
-from ckptctl.storage import LocalFile
+from ckptctl.storage import open_file
 from ckptctl.values import as_mapping
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _documents(directory: Path) -> Iterator[Finding]:
 
 
 def _is_json(path: Path) -> bool:
-    file = LocalFile(path)
+    file = open_file(path)
     if file.size > _MAX_JSON:
         return True  # it is not parsed here
     text = file.range().read()

@@ -11,6 +11,7 @@ import typer
 
 from ckptctl.cli._options import SELECT
 from ckptctl.errors import UsageError
+from ckptctl.storage import address, open_file
 
 if TYPE_CHECKING:
     from ckptctl.model import Component
@@ -36,7 +37,10 @@ class Weights(enum.Enum):
 
 
 Sharded = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The directory of a sharded checkpoint, or the index of shards.")
+    Path,
+    typer.Argument(
+        parser=address, metavar="DIR", help="The directory of a sharded checkpoint, or the index of shards."
+    ),
 ]
 What = Annotated[
     Only,
@@ -56,6 +60,7 @@ Like = Annotated[
     Path | None,
     typer.Option(
         "--like",
+        parser=address,
         metavar="REFERENCE",
         help="A whole checkpoint, or JSON of name and shape: how parts fit together.",
         rich_help_panel=_SHARDS,
@@ -122,7 +127,7 @@ def _shapes(like: Path) -> tuple[dict[str, tuple[int, ...]], bool]:
 def _of_json(like: Path) -> dict[str, tuple[int, ...]]:
     wrong = UsageError(f"--like {like}: not an object of names and shapes", hint='such as {"wq": [8, 4]}')
     try:
-        found = json.loads(like.read_bytes()) if like.stat().st_size <= _MAX_JSON else None
+        found = json.loads(open_file(like).range().read()) if like.stat().st_size <= _MAX_JSON else None
     except (ValueError, RecursionError):
         raise wrong from None
     if not isinstance(found, dict):

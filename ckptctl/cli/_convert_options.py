@@ -11,6 +11,7 @@ import typer
 
 from ckptctl.cli._options import OUTPUT, SELECT
 from ckptctl.errors import UsageError
+from ckptctl.storage import address
 
 _CHANGE, _SAFETY = "What to change", "How to write"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -37,11 +38,14 @@ class Dtype(enum.Enum):
     F32 = "f32"
 
 
-Sources = Annotated[list[Path], typer.Argument(metavar="SRC...", help="Files, indexes or directories; globs too.")]
+Sources = Annotated[
+    list[Path], typer.Argument(parser=address, metavar="SRC...", help="Files, indexes or directories; globs too.")
+]
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="DST", help="File or directory to write; its suffix decides the format.",
+        "--output", "-o", parser=address, metavar="DST",
+        help="File or directory to write; its suffix decides the format.",
         rich_help_panel=_SAFETY,
     ),
 ]  # fmt: skip

@@ -10,14 +10,15 @@ import typer
 
 from ckptctl.cli._options import OUTPUT
 from ckptctl.errors import UsageError
+from ckptctl.storage import address
 
 if TYPE_CHECKING:
     from ckptctl.tensors.tolerance import Tolerance
 
 _EQUAL, _NAMES = "What counts as equal", "Names"
 
-A = Annotated[Path, typer.Argument(metavar="A", help="A file or a checkpoint directory.")]
-B = Annotated[Path, typer.Argument(metavar="B", help="Another one, of whatever format.")]
+A = Annotated[Path, typer.Argument(parser=address, metavar="A", help="A file or a checkpoint directory.")]
+B = Annotated[Path, typer.Argument(parser=address, metavar="B", help="Another one, of whatever format.")]
 Close = Annotated[
     bool,
     typer.Option("--close", help="Numbers that are close: by default as their types suggest.", rich_help_panel=_EQUAL),

@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from ckptctl.model import Component
+from ckptctl.storage import address
 
 SELECT, OUTPUT = "What to select", "Output"
 
-Paths = Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or checkpoint directories.")]
+Paths = Annotated[
+    list[Path], typer.Argument(parser=address, metavar="PATH...", help="Files or checkpoint directories.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=OUTPUT)]
 Brief = Annotated[
     bool, typer.Option("-q", "--brief", help="Print only the verdict line of each path.", rich_help_panel=OUTPUT)

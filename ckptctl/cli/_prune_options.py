@@ -13,6 +13,7 @@ import typer
 
 from ckptctl.errors import UsageError
 from ckptctl.retention import AnchorMode, Mode, Policy
+from ckptctl.storage import address
 
 _RULES, _HOW, _TRASH = "What to keep (rules are united)", "How to go about it", "Trash"
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -34,7 +35,9 @@ class Verification(enum.Enum):
 Runs = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="RUN...", help="Directories of checkpoints, or of such directories. Default: CKPTCTL_DIR, else here."
+        parser=address,
+        metavar="RUN...",
+        help="Directories of checkpoints, or of such directories. Default: CKPTCTL_DIR, else here.",
     ),
 ]
 
@@ -204,7 +207,7 @@ def _steps(text: str) -> list[int]:
 
 def directories(given: list[Path] | None) -> list[Path]:
     """Return the directories to prune: those that were given, else the one of the environment, else this one."""
-    return given or [Path(os.environ.get(_DIRECTORY) or ".")]
+    return given or [address(os.environ.get(_DIRECTORY) or ".")]
 
 
 def check_restore(name: str, *, dry_run: bool) -> None:

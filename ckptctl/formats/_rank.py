@@ -29,10 +29,9 @@ def as_part(contents: Contents) -> tuple[Contents, str]:
     blocks = _blocks(contents)
     for name, (shape, offsets) in blocks.items():
         tensors[name] = _placed(contents, tensors.get(name), shape, offsets)
-    metadata = {key: text for key, text in contents.metadata.items() if key != BLOCKS_KEY}
     blocky = f", with blocks of {counted(len(blocks), 'tensor')}" if blocks else ""
-    note = f"the file of one rank, {metadata[RANK_KEY]}{blocky}"
-    return replace(contents, tensors=tensors, metadata=metadata), note
+    note = f"the file of one rank, {contents.metadata[RANK_KEY]}{blocky}"
+    return replace(contents, tensors=tensors), note
 
 
 def _blocks(contents: Contents) -> Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -29,6 +29,8 @@ _DESCRIPTOR_MAGIC = b"PK\x07\x08"
 # disk, internal attributes, external attributes, offset of the local header
 _ENTRY = struct.Struct("<4s6HIII5HII")
 # signature, needed, flags, method, time, date, crc, packed, size, name, extra
+_BETWEEN = 24
+"""At most so many bytes lie between two records: a data descriptor."""
 _LOCAL = struct.Struct("<4s5HIIIHH")
 # signature, disk, directory's disk, entries here, entries, directory's size, its offset, comment
 _END = struct.Struct("<4s4HIIH")
@@ -233,8 +235,9 @@ def _check_unique(source: ByteRange, members: list[Member]) -> None:
 def _locate(source: ByteRange, members: list[Member], directory: int) -> None:
     """Find the data of each member, making sure that the records follow each other without gaps."""
     end = 0
+    source.expect([_around(member, directory) for member in members])
     for index, member in enumerate(members):
-        if member.header < end or member.header - end > 24:
+        if member.header < end or member.header - end > _BETWEEN:
             raise corrupt(source, f"{member.header - end} bytes lie between record {member.name} and the one before")
         name = member.name.encode()
         head = member.header + _LOCAL.size + len(name)
@@ -247,9 +250,15 @@ def _locate(source: ByteRange, members: list[Member], directory: int) -> None:
         member.end = end = member.data + member.packed
         if end > directory:
             raise corrupt(source, f"record {member.name} ends at byte {end}, the directory begins at {directory}")
-    if directory - end > 24:
+    if directory - end > _BETWEEN:
         raise corrupt(source, f"{directory - end} bytes lie between the last record and the directory")
     _close(source, members[-1] if members else None, source.read(end, directory - end))
+
+
+def _around(member: Member, directory: int) -> tuple[int, int]:
+    """Return where the local header of a member lies, with what may come before it, and how long it is."""
+    start = max(member.header - _BETWEEN, 0)
+    return start, max(min(member.header + _LOCAL.size + len(member.name.encode()), directory) - start, 0)
 
 
 def _check_local(source: ByteRange, member: Member, raw: bytes, name: bytes) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
@@ -24,10 +23,12 @@ from ckptctl.layouts._components import split
 from ckptctl.layouts._facts import number_of
 from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.layouts._trainer_state import read_trainer_state
+from ckptctl.storage import address
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+    from pathlib import Path
 
     from ckptctl.model import Checkpoint
 
@@ -72,7 +73,7 @@ def open_checkpoint(
     CorruptError, LimitError, UnsafePickleError
         It breaks the rules of its own format.
     """
-    seen = scan(Path(path), glance=glance)
+    seen = scan(address(path), glance=glance)
     seen = replace(seen, names=seen.names if names is None else names, tag=tag, narrow=narrow)
     for layout in LAYOUTS:
         if layout.accepts(seen):

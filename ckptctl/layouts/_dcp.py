@@ -13,7 +13,7 @@ from ckptctl.errors import CkptctlError, CorruptError
 from ckptctl.layouts._components import split
 from ckptctl.layouts._members import unfinished
 from ckptctl.model import Aspect, Component, Contents, Encoding, Finding, Part, Piece, Severity, TensorInfo
-from ckptctl.storage import LocalFile
+from ckptctl.storage import ByteRange, open_ahead, open_file
 from ckptctl.values import Elided, TensorRef, with_names
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from ckptctl.layouts._layout import Scan
     from ckptctl.model import DType
-    from ckptctl.storage import ByteRange
 
 DATA = re.compile(r".*\.distcp")
 METADATA = re.compile(r"(__[0-9]{1,6})?\.metadata")
@@ -93,9 +92,10 @@ class _Data:
         self.findings: list[Finding] = []
         self._missing: dict[str, int] = {}
         self._safetensors: dict[str, Mapping[str, TensorInfo] | None] = {}
+        open_ahead((seen.path / name for name in seen.names if DATA.fullmatch(name)), window=_ZEROS)
         for name in seen.names:
             if DATA.fullmatch(name):
-                file = LocalFile(seen.path / name)
+                file = open_file(seen.path / name, window=_ZEROS)
                 self.files[name] = file.range()
                 if file.size and not file.range().head(_ZEROS).strip(b"\0"):
                     self._note("corrupt", f"{name} begins with zeros: it was given its size and never written")
@@ -212,7 +212,7 @@ def _inside(name: str, dtype: DType, item: ByteRange, sizes: tuple[int, ...], of
 
 
 def _read(seen: Scan, name: str) -> tuple[ByteRange, formats.DcpMetadata]:
-    file = LocalFile(seen.path / name)
+    file = open_file(seen.path / name)
     metadata = formats.read_metadata(file.range())
     file.release()
     return file.range(), metadata

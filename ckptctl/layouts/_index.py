@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckptctl import formats
 from ckptctl.errors import CorruptError, LimitError, counted
 from ckptctl.model import Aspect, Contents, Finding, Severity, TensorInfo
-from ckptctl.storage import LocalFile
+from ckptctl.storage import open_ahead, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -74,7 +74,7 @@ def indexes_of(seen: Scan) -> list[Path]:
 
 def _read_index(path: Path) -> tuple[Mapping[str, str], Mapping[str, object]]:
     """Return the weight map, every name checked, and what else the index states, such as the total size."""
-    file = LocalFile(path)
+    file = open_file(path)
     if file.size > _MAX_INDEX:
         raise LimitError(f"{path}: an index of {file.size} bytes (limit {_MAX_INDEX})")
     document = formats.parse_json(file.range().read(), where=f"{path}: the index")
@@ -104,8 +104,9 @@ def is_plain(name: str) -> bool:
 
 
 def _read_files(directory: Path, names: list[str]) -> Iterator[Contents]:
+    open_ahead(directory / name for name in names)
     for name in names:
-        file = LocalFile(directory / name)
+        file = open_file(directory / name)
         yield formats.read(file.range())
         file.release()
 

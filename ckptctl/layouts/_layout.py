@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptctl import formats
-from ckptctl.storage import LocalFile, unreadable
+from ckptctl.storage import open_file, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class Scan:
         CkptctlError
             It cannot be read; the class says why.
         """
-        file = LocalFile(self.path / name)
+        file = open_file(self.path / name)
         contents = (formats.glance if self.glance and not values else formats.read)(file.range())
         file.release()
         return contents

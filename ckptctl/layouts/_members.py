@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CkptctlError, CorruptError
 from ckptctl.layouts._index import read_shards
 from ckptctl.model import Aspect, Component, Contents, Finding, Part, Severity, TensorInfo
-from ckptctl.storage import LocalFile
+from ckptctl.storage import open_ahead, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,6 +58,8 @@ def read_members(
     The values of the file `needed` are read even at a glance.
     """
     gathered: dict[Component, _Gathered] = {}
+    members = tuple(members)
+    open_ahead(seen.path / name for _, name in members)
     findings: list[Finding] = []
     for component, name in members:
         into = gathered.setdefault(component, _Gathered([], {}, {}, findings))
@@ -106,7 +108,7 @@ def read_json(seen: Scan, name: str) -> Mapping[str, object]:
     """Read a small JSON object of a trainer, which may hold NaN; empty if it is missing or malformed."""
     if name not in seen.names:
         return {}
-    file = LocalFile(seen.path / name)
+    file = open_file(seen.path / name)
     if file.size > _MAX_JSON:
         return {}
     try:
@@ -121,7 +123,7 @@ def read_text(seen: Scan, name: str) -> str:
     """Read a short line of text; empty if it is missing, long, or no text that a terminal shows."""
     if name not in seen.names:
         return ""
-    file = LocalFile(seen.path / name)
+    file = open_file(seen.path / name)
     text = file.range().head(_MAX_TEXT).decode("utf-8", "replace").strip()
     file.release()
     return text if file.size < _MAX_TEXT and text.isprintable() else ""

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ckptctl.layouts._members import read_json
-from ckptctl.storage import LocalFile
+from ckptctl.storage import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ def read_trainer_state(seen: Scan) -> Mapping[str, object]:
     """Return the fields of the state; at a glance of a long one, those before its history. Empty if malformed."""
     if NAME not in seen.names or not seen.glance:
         return read_json(seen, NAME)
-    file = LocalFile(seen.path / NAME)
+    file = open_file(seen.path / NAME)
     head = file.range().head(_HEAD)
     tail = file.range().read(max(file.size - _TAIL, 0), min(_TAIL, file.size))
     size = file.size

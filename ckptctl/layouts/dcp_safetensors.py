@@ -17,6 +17,7 @@ from ckptctl.layouts._components import split
 from ckptctl.layouts._layout import Layout, Scan
 from ckptctl.layouts._members import missing
 from ckptctl.model import Checkpoint, Contents, Finding, Piece, TensorInfo
+from ckptctl.storage import open_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ def accepts(seen: Scan) -> bool:
 def open_(seen: Scan) -> Checkpoint:
     """Join the blocks of all shards."""
     shards = {name: found for name in seen.names if (found := _SHARD.fullmatch(name))}
+    open_ahead(seen.path / name for name in shards)
     files = tuple(seen.read(name) for name in shards)
     tensors = _joined(seen, files)
     ranks = {int(found[1]) for found in shards.values()}

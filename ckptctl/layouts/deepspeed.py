@@ -19,7 +19,7 @@ from ckptctl.layouts._trainer import with_trainer
 from ckptctl.layouts._zero import FROZEN, read_zero, settings, shared, stage_of
 from ckptctl.layouts._zero_ranks import MODEL, OPTIMIZER, apart, incomplete, mixed, twice
 from ckptctl.model import Checkpoint, Component, Contents, Finding, Part, TensorInfo
-from ckptctl.storage import LocalFile
+from ckptctl.storage import open_file
 from ckptctl.values import as_mapping
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _named(seen: Scan) -> Scan:
 
 
 def _text_of(seen: Scan) -> tuple[str, int]:
-    file = LocalFile(seen.path / _LATEST)
+    file = open_file(seen.path / _LATEST)
     text = file.range().head(_MAX_TAG + 1).decode("utf-8", "replace").removesuffix("\n")
     file.release()
     return text, file.size

@@ -12,7 +12,7 @@ from ckptctl.errors import CorruptError
 from ckptctl.layouts._layout import Layout, Scan, scan
 from ckptctl.layouts._members import missing, read_json, unfinished
 from ckptctl.model import Aspect, Checkpoint, Component, Contents, Finding, Found, Part, Severity
-from ckptctl.storage import LocalFile
+from ckptctl.storage import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ def open_(seen: Scan) -> Checkpoint:
     """Name the items, and read those that are JSON."""
     values = dict(_items(seen))
     metadata = read_json(seen, _METADATA)
-    file = LocalFile(seen.path / _METADATA) if _METADATA in seen.names else None
+    file = open_file(seen.path / _METADATA) if _METADATA in seen.names else None
     if file is None:
         raise CorruptError(f"{seen.path}: an unfinished save of Orbax: {_METADATA} is missing")
     contents = Contents(format="orbax", range=file.range(), tensors={})
@@ -64,7 +64,7 @@ def _items(seen: Scan) -> Iterator[tuple[str, object]]:
         inner = seen.path / name / name
         if inner.is_file() and inner.stat().st_size <= _MAX_JSON:
             try:
-                yield name, json.loads(inner.read_bytes())
+                yield name, json.loads(open_file(inner).range().read())
             except (ValueError, RecursionError):
                 continue
 

@@ -18,6 +18,7 @@ from ckptctl.layouts._layout import Layout, Scan
 from ckptctl.layouts._members import missing
 from ckptctl.layouts._ranks import exchanged
 from ckptctl.model import Checkpoint, Contents, Finding, Severity, TensorInfo
+from ckptctl.storage import open_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,6 +39,7 @@ def open_(seen: Scan) -> Checkpoint:
     """Describe all ranks as one checkpoint."""
     stem, suffix = _group(seen) or ("", "")
     ranks = _groups(seen)[stem, suffix]
+    open_ahead(seen.path / name for name in ranks.values())
     contents = {rank: seen.read(name, values=True) for rank, name in sorted(ranks.items())}
     first = contents[min(contents)]
     tensors = _joined(seen, contents)

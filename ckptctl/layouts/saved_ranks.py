@@ -19,8 +19,8 @@ from ckptctl.layouts._facts import facts
 from ckptctl.layouts._layout import Layout, Scan
 from ckptctl.layouts._members import NOT_JOINED, missing, unfinished
 from ckptctl.model import Checkpoint, Component, Contents, Finding, Severity, TensorInfo
-from ckptctl.storage import LocalFile
-from ckptctl.values import RANK_KEY, RANK_VALUES_KEY, Numbers, Span, TensorRef, nested, with_references
+from ckptctl.storage import open_ahead, open_file
+from ckptctl.values import BLOCKS_KEY, RANK_KEY, RANK_VALUES_KEY, Numbers, Span, TensorRef, nested, with_references
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -68,8 +68,8 @@ def file_names(generation: int, rank: int) -> tuple[str, str]:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a name is that of such a file, finished or not."""
-    return bool(_FILE.fullmatch(name))
+    """Whether a name is that of such a file, or of a manifest, finished or not."""
+    return bool(_FILE.fullmatch(name)) or name in (MANIFEST, f".{MANIFEST}.ckptctl-tmp")
 
 
 def manifest_of(directory: Path, names: Iterable[str]) -> Manifest | None:
@@ -80,9 +80,9 @@ def manifest_of(directory: Path, names: Iterable[str]) -> Manifest | None:
     CorruptError
         It is malformed.
     """
-    if MANIFEST not in names or not any(map(is_ours, names)):
+    if MANIFEST not in names or not any(map(_FILE.fullmatch, names)):
         return None
-    file = LocalFile(directory / MANIFEST)
+    file = open_file(directory / MANIFEST)
     try:
         document = json.loads(file.range().read() if file.size <= _MOST else b"")
         listed = {str(name): _listed(name, entry) for name, entry in document["files"].items()}
@@ -108,7 +108,7 @@ def _listed(name: str, entry: Mapping[str, object]) -> Listed:
 
 def accepts(seen: Scan) -> bool:
     """A directory with such files, whole or half-written."""
-    return seen.directory and any(map(is_ours, seen.names))
+    return seen.directory and any(map(_FILE.fullmatch, seen.names))
 
 
 def open_(seen: Scan) -> Checkpoint:
@@ -123,6 +123,7 @@ def open_(seen: Scan) -> Checkpoint:
     there = {name: one for name, one in manifest.files.items() if name not in {finding.where for finding in findings}}
     if seen.glance:  # sizes tell whether it is whole, the first rank how far it has come
         there = {name: one for name, one in there.items() if not one.rank}
+    open_ahead(seen.path / name for name in there)
     files = {name: seen.read(name) for name in there}
     findings += [found for name, one in there.items() for found in _exchanged(seen, manifest, one, files[name])]
     shared = next((files[name] for name, one in there.items() if one.rank is None), None)
@@ -188,12 +189,13 @@ def _exchanged(seen: Scan, manifest: Manifest, one: Listed, contents: Contents) 
 def _joined(first: Contents, ranks: Mapping[int, Contents], shared: Contents | None) -> Contents:
     """Return what rank 0 has, blocks joined with those of the other ranks, and beside it what only others have."""
     joined = {**(shared.tensors if shared else {}), **first.tensors}
+    cut = blocks_of(first)
     values = dict(first.values) if isinstance(first.values, dict) else {"state": first.values}
     for rank, contents in ranks.items():
-        label, others = f"rank_{rank}", {}
-        for name, tensor in _tensors_alone(contents, shared).items() if rank else ():
+        label, others = _label(rank, values, joined), {}
+        for name, tensor in rank_tensors(contents, shared).items() if rank else ():
             known = joined.get(name)
-            if known and _fit(known, tensor):
+            if known and name in cut and name in blocks_of(contents) and _fit(known, tensor):
                 joined[name] = _with_block(known, tensor)
             else:
                 others[name] = TensorRef(name=f"{label}.{name}")
@@ -214,7 +216,7 @@ def own_tensors(contents: Contents, shared: Contents | None) -> dict[str, Tensor
     return {name: tensor for name, tensor in every if not any(piece.range.file is common for piece in tensor.pieces)}
 
 
-def _tensors_alone(contents: Contents, shared: Contents | None) -> dict[str, TensorInfo]:
+def rank_tensors(contents: Contents, shared: Contents | None) -> dict[str, TensorInfo]:
     """Return the tensors of a rank but those that only hold long lists and texts of its plain values."""
     every = nested(contents.values, most=_MOST_VALUES)
     places = {one.range.offset for one in every if isinstance(one, (Numbers, Span))}
@@ -222,10 +224,26 @@ def _tensors_alone(contents: Contents, shared: Contents | None) -> dict[str, Ten
     return {name: one for name, one in own.items() if not any(piece.range.offset in places for piece in one.pieces)}
 
 
+def blocks_of(contents: Contents) -> frozenset[str]:
+    """Return the names of the tensors of a rank that are blocks of larger ones, if only in name; tied ones too."""
+    listed = frozenset(json.loads(contents.metadata.get(BLOCKS_KEY, "{}")))
+    mine = {name: one.pieces[0].range for name, one in contents.tensors.items() if one.pieces}
+    places = {mine[name].offset for name in listed if name in mine and mine[name].length}
+    file = contents.range.file
+    tied = {name for name, at in mine.items() if at.file is file and at.length and at.offset in places}
+    return listed | tied
+
+
+def _label(rank: int, values: Mapping[object, object], tensors: Mapping[str, TensorInfo]) -> str:
+    """Return under what to put that which only one rank has: a key that nobody uses."""
+    label = f"rank_{rank}"
+    while label in values or any(name.startswith(f"{label}.") for name in tensors):
+        label += "_"
+    return label
+
+
 def _fit(known: TensorInfo, tensor: TensorInfo) -> bool:
-    """Whether both are blocks of one tensor; a block may be all of it, where the other one is empty."""
-    cut = not tensor.whole or not known.whole
-    return cut and known.shape == tensor.shape and known.dtype is tensor.dtype
+    return known.shape == tensor.shape and known.dtype is tensor.dtype
 
 
 def _with_block(known: TensorInfo, tensor: TensorInfo) -> TensorInfo:
@@ -244,31 +262,37 @@ def _different(first: object, other: object, tensors: dict[str, TensorRef]) -> d
     The tensors for which there is a place are taken out of `tensors`.
     """
     if not isinstance(first, dict) or not isinstance(other, dict):
-        return {} if first == other else {"state": other}
-    found: dict[object, object] = {}
+        found = _with_own(other, tensors)
+        return {} if first == other and found is other else {"state": found}
+    different: dict[object, object] = {}
     for key, one in other.items():
         same = first.get(key)
-        if isinstance(one, TensorRef):
-            found |= {key: tensors.pop(one.name)} if one.name in tensors else {}
-        elif isinstance(one, dict):
+        if isinstance(one, dict):
             inner = _different(same if isinstance(same, dict) else {}, one, tensors)
-            found |= {key: inner} if inner else {}
-        elif one != same and not any(isinstance(inside, TensorRef) for inside in nested(one, most=_MOST_VALUES)):
-            found[key] = one
-    return found
+            different |= {key: inner} if inner else {}
+            continue
+        made = _with_own(one, tensors)
+        if made is not one or (one != same and not isinstance(one, TensorRef)):
+            different[key] = made
+    return different
+
+
+def _with_own(value: object, tensors: dict[str, TensorRef]) -> object:
+    """Return a value in which the tensors that only one rank has are called as they are in the whole."""
+    named = {one.name for one in nested(value, most=_MOST_VALUES) if isinstance(one, TensorRef)}
+    mine = {name: tensors.pop(name) for name in named if name in tensors}
+    return with_references(value, lambda ref: mine.get(ref.name, ref)) if mine else value
 
 
 def _apart(seen: Scan, ranks: Mapping[int, Contents], shared: Contents | None) -> Iterator[Finding]:
     """Yield a finding for weights that differ among ranks though nothing says that they are blocks of larger ones."""
-    found: dict[str, list[TensorInfo]] = {}
+    found: dict[str, None] = {}
     for contents in ranks.values() if len(ranks) > 1 else ():
-        own = own_tensors(contents, shared)
+        own = own_tensors(contents, shared).keys() - blocks_of(contents)
         for component, part in split(contents).items():
-            for name in part.tensors if component in MAIN else ():
-                if name in own:
-                    found.setdefault(name, []).append(own[name])
-    names = [name for name, blocks in found.items() if any(not _fit(blocks[0], one) for one in blocks[1:])]
-    names += [name for name, blocks in found.items() if len(blocks) == 1 and blocks[0].whole]
+            if component in MAIN:
+                found |= dict.fromkeys(name for name in part.tensors if name in own)
+    names = list(found)
     if names:
         message = f"ranks differ in {listed(names)}, and nothing says that these are parts of larger tensors"
         yield replace(missing(seen, ""), slug=NOT_JOINED, severity=Severity.WARNING, message=message)
@@ -276,7 +300,9 @@ def _apart(seen: Scan, ranks: Mapping[int, Contents], shared: Contents | None) -
 
 def _as_member(contents: Contents) -> Contents:
     """Return a file of the whole without what only matters where it stands alone."""
-    metadata = {key: text for key, text in contents.metadata.items() if key not in (RANK_KEY, RANK_VALUES_KEY)}
+    metadata = {
+        key: text for key, text in contents.metadata.items() if key not in (RANK_KEY, RANK_VALUES_KEY, BLOCKS_KEY)
+    }
     findings = tuple(found for found in contents.findings if found.slug != "one-rank")
     return replace(contents, metadata=metadata, findings=findings)
 

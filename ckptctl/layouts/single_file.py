@@ -7,7 +7,7 @@ from ckptctl.layouts._components import split
 from ckptctl.layouts._facts import facts
 from ckptctl.layouts._layout import Layout, Scan
 from ckptctl.model import Checkpoint
-from ckptctl.storage import LocalFile
+from ckptctl.storage import open_file
 
 
 def accepts(scan: Scan) -> bool:
@@ -17,7 +17,7 @@ def accepts(scan: Scan) -> bool:
 
 def open_(scan: Scan) -> Checkpoint:
     """Describe the file."""
-    file = LocalFile(scan.path)
+    file = open_file(scan.path)
     contents = formats.read(file.range())
     found = facts(scan.path, contents)
     parts = split(contents)

@@ -15,18 +15,19 @@ from ckptctl.rewrite.checksums import Checksums
 from ckptctl.rewrite.pour import Pouring
 from ckptctl.rewrite.read_back import read_back
 from ckptctl.rewrite.workers import write_shared
-from ckptctl.storage import LocalFile
+from ckptctl.storage import StoredFile, has_file, is_remote
 from ckptctl.storage.atomic import (
     Staged,
     check_space,
     check_target,
     flush_directory,
+    pump_into,
     remove,
+    staged_for,
     temporary_of,
     uninterrupted,
     write_small,
 )
-from ckptctl.storage.copy import Pump
 from ckptctl.storage.digest import sidecar_line, sidecar_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ckptctl.model import Contents
     from ckptctl.rewrite.options import Options
     from ckptctl.rewrite.outputs import OutputFile, Outputs
+    from ckptctl.storage.upload import Upload
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -77,11 +79,14 @@ def check_outputs(outputs: Outputs, inputs: tuple[Contents, ...], options: Optio
     paths = [file.path for file in outputs.files] + ([outputs.index] if outputs.index else [])
     needed = sum(file.writer.nbytes for file in outputs.files) + len(outputs.index_text)
     directory = paths[0].parent
+    if is_remote(directory):
+        _check_objects(paths, inputs, options)
+        return needed
     if not directory.exists():
         check_target(directory, force=False)
         check_space(directory.parent, needed + needed // 100)
         return needed
-    read = {_identity(contents.range.file.path) for contents in inputs}
+    read = {_identity(one.range.file.path) for one in inputs if not is_remote(one.range.file.path)}
     for path in paths:
         if path.exists() and _identity(path) in read:
             raise ExistsError(f"{path}: this is the source itself", hint="-o gives another name")
@@ -106,13 +111,14 @@ def carry_out(
     work = _Work(options, Checksums(inputs) if options.check else None, {}, progress)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_directory(outputs.files[0].path.parent))
-        staged: list[tuple[Staged, Written]] = []
+        staged: list[tuple[Staged | Upload, Written]] = []
         for file in outputs.files:
             with uninterrupted():
-                place = stack.enter_context(Staged(file.path, force=options.force))
+                place = staged_for(file.path, force=options.force, nbytes=file.writer.nbytes)
+                stack.enter_context(place)
             staged.append((place, _write(place, file, work)))
         for contents in inputs:
-            if isinstance(contents.range.file, LocalFile):
+            if isinstance(contents.range.file, StoredFile):
                 contents.range.file.release()
         if work.overflows and not options.allow_overflow:
             raise _overflow(outputs.files[0].path, work.overflows, options)
@@ -135,14 +141,14 @@ class _Work:
     progress: Callable[[int], None]
 
 
-def _write(place: Staged, file: OutputFile, work: _Work) -> Written:
+def _write(place: Staged | Upload, file: OutputFile, work: _Work) -> Written:
     options = work.options
     pouring = Pouring(file.items, work.checksums, work.overflows)
-    if options.workers > 1 and isinstance(file.writer, SafetensorsWriter):
+    if options.workers > 1 and isinstance(file.writer, SafetensorsWriter) and isinstance(place, Staged):
         with _full_disk(file):
             digest = write_shared(place.path, file.writer, pouring, options, work.progress)
         return _checked(place, file, digest)
-    pump = Pump(place.fd, digest=options.digest, direct=not options.check, progress=work.progress)
+    pump = pump_into(place, digest=options.digest, direct=not options.check, progress=work.progress)
     try:
         with _full_disk(file):
             file.writer.write(pump, pouring.pour)
@@ -164,19 +170,20 @@ def _full_disk(file: OutputFile) -> Iterator[None]:
         raise
 
 
-def _checked(place: Staged, file: OutputFile, digest: str) -> Written:
+def _checked(place: Staged | Upload, file: OutputFile, digest: str) -> Written:
     """Make sure that what was written is what was planned."""
-    written = os.fstat(place.fd).st_size
+    written = os.fstat(place.fd).st_size if isinstance(place, Staged) else place.written
     if written != file.writer.nbytes:
         raise CorruptError(f"{file.path}: {written} bytes were written, {file.writer.nbytes} were planned")
-    read_back(place.path, file)
+    if isinstance(place, Staged):
+        read_back(place.path, file)
     return Written(path=file.path, nbytes=written, sha256=digest)
 
 
 @contextlib.contextmanager
 def _directory(path: Path) -> Iterator[None]:
     """Make a directory where there is none; remove it again if nothing comes to lie in it."""
-    if path.exists():
+    if is_remote(path) or path.exists():
         yield
         return
     path.mkdir()
@@ -197,14 +204,14 @@ def _check_sidecars(outputs: Outputs) -> None:
             raise ExistsError(f"{sidecar}: exists already, without its file", hint="--force replaces it")
 
 
-def _publish(outputs: Outputs, staged: list[tuple[Staged, Written]], *, sidecars: bool) -> None:
+def _publish(outputs: Outputs, staged: list[tuple[Staged | Upload, Written]], *, sidecars: bool) -> None:
     """Give the files their names. A digest is never beside a file that it is not of, an index never without shards."""
     directory = outputs.files[0].path.parent
     if outputs.index:
         remove(outputs.index)  # an old one would join new shards to old ones
     for place, written in staged:
-        sidecar, there = sidecar_of(written.path), written.path.exists()
-        if there or not sidecars:
+        sidecar, there = sidecar_of(written.path), has_file(written.path)
+        if there or (not sidecars and has_file(sidecar)):
             remove(sidecar)
         if sidecars and not there:
             write_small(sidecar, sidecar_line(written.sha256, written.path.name))
@@ -214,7 +221,7 @@ def _publish(outputs: Outputs, staged: list[tuple[Staged, Written]], *, sidecars
         if sidecars and there:
             write_small(sidecar, sidecar_line(written.sha256, written.path.name))
     if outputs.index:
-        write_small(outputs.index, outputs.index_text.encode())
+        write_small(outputs.index, outputs.index_text.encode(), create=True)  # the one before was removed
     flush_directory(directory)
 
 
@@ -225,6 +232,16 @@ def _overflow(path: Path, overflows: Mapping[str, int], options: Options) -> Ove
         f"{options.dtype} and would become infinite (the first tensor is {first})",
         hint="--dtype bf16 has the range of f32; --allow-overflow writes them as infinite",
     )
+
+
+def _check_objects(paths: list[Path], inputs: tuple[Contents, ...], options: Options) -> None:
+    """Make sure that none of the objects to be written is an input, or there already."""
+    read = {str(contents.range.file.path) for contents in inputs}
+    for path in paths:
+        if str(path) in read:
+            raise ExistsError(f"{path}: this is the source itself", hint="-o gives another name")
+        if not options.force and has_file(path):
+            raise ExistsError(f"{path}: exists already", hint="--force replaces it; -o gives another name")
 
 
 def _identity(path: Path) -> tuple[int, int]:

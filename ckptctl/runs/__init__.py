@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError, UnreadableError, UsageError, counted
@@ -13,9 +12,11 @@ from ckptctl.runs._directory import Directory
 from ckptctl.runs._directory import look as look_into
 from ckptctl.runs._names import name_of
 from ckptctl.runs._slots import rank_stem, runs_of
+from ckptctl.storage import address
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from ckptctl.model import Checkpoint
     from ckptctl.model.run import CheckpointInfo
@@ -86,7 +87,7 @@ def find_runs(root: str | os.PathLike[str], *, pattern: str | None = None) -> tu
         compiled = re.compile(pattern) if pattern is not None else None
     except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(f"--pattern {(pattern or '')[:80]!r} is no regular expression: {error}") from None
-    here = look_into(Path(root), compiled)
+    here = look_into(address(root), compiled)
     runs = runs_of(here)
     if runs:
         return runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,11 +9,12 @@ from ckptctl.errors import CkptctlError
 from ckptctl.model.run import Pointer
 from ckptctl.runs._names import Named, name_of
 from ckptctl.runs.pointers import is_text, of_link, of_text
-from ckptctl.storage import LocalFile, unreadable
+from ckptctl.storage import Listed, entries_of, is_there, open_file, unreadable
 
 if TYPE_CHECKING:
     import re
     from pathlib import Path
+
 
 _MAX_TEXT = 256
 _KEEP = ".keep"
@@ -35,7 +35,7 @@ def look(path: Path, pattern: re.Pattern[str] | None) -> Directory:
     """Sort what stands in a directory by what its names tell."""
     checkpoints, pointers, directories, names = [], [], [], set()
     try:
-        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        entries = sorted(entries_of(path), key=lambda entry: entry.name)
     except OSError as error:
         raise unreadable(path, error) from None
     every = {entry.name for entry in entries}
@@ -71,19 +71,19 @@ def _is_mark(name: str, names: set[str]) -> bool:
 
 def is_pinned(path: Path, names: frozenset[str]) -> bool:
     """Whether ``NAME.keep`` stands beside a checkpoint, or ``.keep`` in it."""
-    return f"{path.name}{_KEEP}" in names or os.path.exists(path / _KEEP)  # noqa: PTH110
+    return f"{path.name}{_KEEP}" in names or is_there(path / _KEEP)
 
 
-def _link_as_text(path: Path, entry: os.DirEntry[str]) -> Pointer | None:
+def _link_as_text(path: Path, entry: Listed) -> Pointer | None:
     """A link that was copied to a place without links, as git does: a file that holds the name of a checkpoint."""
     if entry.stat().st_size > _MAX_TEXT:
         return None
     try:
-        file = LocalFile(path / entry.name)
+        file = open_file(path / entry.name)
         said = file.range().read().decode("utf-8", "replace")
         file.release()
     except CkptctlError:
         return None
     if "/" in said or said == entry.name or not name_of(said, directory=False, pattern=None):
         return None
-    return Pointer(name=entry.name, target=said, dangling=not os.path.exists(path / said))  # noqa: PTH110
+    return Pointer(name=entry.name, target=said, dangling=not is_there(path / said))

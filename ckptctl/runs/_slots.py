@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import stat
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -17,7 +17,7 @@ from ckptctl.runs._directory import Directory, is_pinned
 from ckptctl.runs._entry import Entry, entry_of
 from ckptctl.runs._scores import Scores, scores_of
 from ckptctl.runs.metrics import METRICS
-from ckptctl.storage import LocalFile
+from ckptctl.storage import entries_of, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,7 +114,7 @@ def _copied(entry: Entry, entries: list[Entry]) -> Entry | None:
 def _are_equal(one: Path, other: Path) -> bool:
     """Whether two files are of one size and end alike: a zip archive ends with the checksums of all that is in it."""
     try:
-        ranges = [LocalFile(path).range() for path in (one, other) if path.is_file()]
+        ranges = [open_file(path).range() for path in (one, other) if path.is_file()]
         if len(ranges) < 2 or ranges[0].length != ranges[1].length:
             return False
         start = max(ranges[0].length - _TAIL, 0)
@@ -185,25 +185,29 @@ def _without_commit(entries: list[Entry]) -> list[Entry]:
 
 def _size_and_time(paths: tuple[Path, ...]) -> tuple[int, datetime]:
     """Sum up the bytes of all files, and find when the newest was written. Links are not followed."""
-    nbytes, newest, todo = 0, 0.0, [os.fspath(path) for path in paths]
+    nbytes, newest, todo = 0, 0.0, list(paths)
     while todo:
         path = todo.pop()
         try:
-            status = os.lstat(path)
-            if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114  # called for every file
-                todo += [entry.path for entry in os.scandir(path)]
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode):
+                nbytes, newest = nbytes + status.st_size, max(newest, status.st_mtime)
                 continue
+            for entry in entries_of(path):
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(path / entry.name)
+                else:
+                    status = entry.stat(follow_symlinks=False)
+                    nbytes, newest = nbytes + status.st_size, max(newest, status.st_mtime)
         except OSError:
             continue
-        nbytes += status.st_size
-        newest = max(newest, status.st_mtime)
     newest = newest or max((_written(path) for path in paths), default=0.0)  # an empty directory
     return nbytes, datetime.fromtimestamp(min(max(newest, 0.0), _LAST_TIME), tz=timezone.utc)
 
 
 def _written(path: Path) -> float:
     try:
-        return os.lstat(path).st_mtime
+        return path.lstat().st_mtime
     except OSError:
         return 0.0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckptctl import formats
 from ckptctl.errors import CkptctlError
 from ckptctl.retention import Mode
-from ckptctl.storage import LocalFile
+from ckptctl.storage import open_file
 from ckptctl.values import Described, as_mapping
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _of_lightning(path: Path) -> tuple[str, Mode | None]:
 
 def _values(path: Path) -> object:
     try:
-        file = LocalFile(path)
+        file = open_file(path)
         values = formats.read(file.range()).values
         file.release()
     except CkptctlError:

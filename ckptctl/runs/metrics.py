@@ -6,11 +6,10 @@ import contextlib
 import csv
 import io
 import json
-import os
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
-from ckptctl.storage import LocalFile
+from ckptctl.storage import is_there, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -37,10 +36,10 @@ def unread_metrics(directory: Path) -> str:
     """Say which file of metrics is there and cannot be read; empty if there is none."""
     for name in _FILES:
         path = directory / name
-        if not os.path.lexists(path):
+        if not is_there(path):
             continue
         try:
-            file = LocalFile(path)
+            file = open_file(path)
             file.range().head(1)
             file.release()
         except CkptctlError as error:
@@ -74,7 +73,7 @@ def _merge(by_step: dict[int, dict[str, float]], rows: Iterable[Mapping[object, 
 def _rows(path: Path) -> Iterator[Mapping[object, object]]:
     """Yield the rows of a file; one that is too large or malformed has none, a cut last line is passed over."""
     try:
-        file = LocalFile(path)
+        file = open_file(path)
         if file.size > _MOST_BYTES:
             return
         text = file.range().read().decode("utf-8-sig", "replace")

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
 from ckptctl.model.run import Pointer
-from ckptctl.storage import LocalFile
+from ckptctl.storage import Listed, entries_of, is_remote, is_there, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
+
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 TRACKERS = ("latest", "latest_universal", _TRACKER)
@@ -26,7 +27,7 @@ MAX_TEXT = 8192
 _MAX_NAME, _MAX_DEPTH = 255, 64
 
 
-def is_text(entry: os.DirEntry[str]) -> bool:
+def is_text(entry: Listed) -> bool:
     """Whether a file may be one that names a checkpoint."""
     if entry.name in TRACKERS:
         return entry.is_file()
@@ -36,18 +37,19 @@ def is_text(entry: os.DirEntry[str]) -> bool:
 def pointers_in(path: Path) -> tuple[Pointer, ...]:
     """Return the links and text files in a directory that point at something, without a look at anything else."""
     found: list[Pointer] = []
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.is_symlink():
-                found.append(of_link(path, entry.name))
-            elif is_text(entry):
-                found += of_text(path, entry.name)
+    for entry in entries_of(path):
+        if entry.is_symlink():
+            found.append(of_link(path, entry.name))
+        elif is_text(entry):
+            found += of_text(path, entry.name)
     return tuple(found)
 
 
 def pointers_above(path: Path) -> tuple[Pointer, ...]:
     """Return the links beside a directory that lead into it, such as ``production -> run/checkpoint-100``."""
     found: list[Pointer] = []
+    if is_remote(path):
+        return ()  # stores have no links
     try:
         entries = [entry for entry in os.scandir(path.resolve().parent) if entry.is_symlink()]
     except OSError:
@@ -61,7 +63,7 @@ def pointers_above(path: Path) -> tuple[Pointer, ...]:
 
 def links_within(path: Path, name: str) -> Iterator[Pointer]:
     """Yield the links somewhere in a directory of a run that lead to another name in that run."""
-    todo = [(os.fspath(path / name), 0)]
+    todo = [(os.fspath(path / name), 0)] if not is_remote(path) else []
     while todo:
         directory, depth = todo.pop()
         try:
@@ -105,7 +107,7 @@ def _child(target: str, path: Path) -> str:
 def of_text(path: Path, name: str) -> list[Pointer]:
     """A text file that names a checkpoint; one with anything else in it points nowhere."""
     try:
-        file = LocalFile(path / name)
+        file = open_file(path / name)
         raw = file.range().head(MAX_TEXT)
         file.release()
     except CkptctlError:
@@ -133,18 +135,17 @@ def _named(path: Path, parts: Iterable[str], *, but: str) -> str:
     """Return the last component of a path that is a name in a directory."""
     for part in reversed(list(parts)):
         usable = part not in ("", ".", "..", but) and "\0" not in part and len(os.fsencode(part)) <= _MAX_NAME
-        if usable and os.path.lexists(path / part):
+        if usable and is_there(path / part):
             return part
     return ""
 
 
 def unreadable_pointer(path: Path) -> str:
     """Return the name of a file that may say which checkpoint counts and cannot be read; empty if there is none."""
-    with os.scandir(path) as entries:
-        names = [entry.name for entry in entries if not entry.is_symlink() and is_text(entry)]
+    names = [entry.name for entry in entries_of(path) if not entry.is_symlink() and is_text(entry)]
     for name in sorted(names):
         try:
-            file = LocalFile(path / name)
+            file = open_file(path / name)
             file.range().head(1)
             file.release()
         except CkptctlError:  # noqa: PERF203  # one that is read does not speak for the next

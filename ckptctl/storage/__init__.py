@@ -1,7 +1,34 @@
-"""Bytes on disk: ranges of files, read at an offset and never mapped."""
+"""Bytes on disk or in a store: ranges of files, read at an offset and never mapped."""
 
 from __future__ import annotations
 
-from ckptctl.storage.byterange import ByteRange, File, LocalFile, MemoryFile, unreadable
+from ckptctl.storage.byterange import ByteRange, File, LocalFile, MemoryFile, StoredFile, unreadable
+from ckptctl.storage.places import (
+    Listed,
+    address,
+    entries_of,
+    has_file,
+    is_remote,
+    is_there,
+    names_beside,
+    open_ahead,
+    open_file,
+)
 
-__all__ = ["ByteRange", "File", "LocalFile", "MemoryFile", "unreadable"]
+__all__ = [
+    "ByteRange",
+    "File",
+    "Listed",
+    "LocalFile",
+    "MemoryFile",
+    "StoredFile",
+    "address",
+    "entries_of",
+    "has_file",
+    "is_remote",
+    "is_there",
+    "names_beside",
+    "open_ahead",
+    "open_file",
+    "unreadable",
+]  # fmt: skip

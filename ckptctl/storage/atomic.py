@@ -17,12 +17,16 @@ import time
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import ExistsError, LockedError, NoSpaceError, UnreadableError
+from ckptctl.storage.copy import Pump
+from ckptctl.storage.places import is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from io import FileIO
     from pathlib import Path
     from types import TracebackType
+
+    from ckptctl.storage.upload import Upload
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES})
@@ -151,8 +155,39 @@ def check_space(directory: Path, needed: int) -> None:
         )
 
 
-def write_small(target: Path, data: bytes) -> None:
-    """Write a few bytes in place of whatever file has that name, flushed; the directory is still to be flushed."""
+def staged_for(target: Path, *, force: bool, nbytes: int = 0) -> Staged | Upload:
+    """Return a file, or an object in a store, that is to be written and published; it will be of `nbytes`."""
+    if not is_remote(target):
+        return Staged(target, force=force)
+    from ckptctl.storage.upload import Upload  # noqa: PLC0415  # only who writes to a store needs it
+
+    return Upload(target, force=force, nbytes=nbytes)  # type: ignore[arg-type]  # it is remote
+
+
+def pump_into(
+    place: Staged | Upload, *, digest: bool, direct: bool = False, progress: Callable[[int], None] | None = None
+) -> Pump:
+    """Return what writes into a file, or an object, that is not yet published."""
+    local = isinstance(place, Staged)
+    return Pump(
+        place.fd if isinstance(place, Staged) else -1,
+        sink=None if isinstance(place, Staged) else place,
+        digest=digest,
+        direct=direct and local,
+        progress=progress,
+    )
+
+
+def write_small(target: Path, data: bytes, *, create: bool = False) -> None:
+    """Write a few bytes in place of whatever file has that name, flushed; the directory is still to be flushed.
+
+    With `create`, in a store, only where nothing has that name.
+    """
+    if is_remote(target):
+        from ckptctl.storage.upload import put_small  # noqa: PLC0415  # only who writes to a store needs it
+
+        put_small(target, data, create=create)  # type: ignore[arg-type]  # it is remote
+        return
     with uninterrupted(), Staged(target, force=True) as staged:
         os.write(staged.fd, data)
         os.fsync(staged.fd)
@@ -161,6 +196,11 @@ def write_small(target: Path, data: bytes) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file, if it is there, for good."""
+    if is_remote(path):
+        from ckptctl.storage.upload import delete  # noqa: PLC0415  # only who writes to a store needs it
+
+        delete(path)  # type: ignore[arg-type]  # it is remote
+        return
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
         flush_directory(path.parent)
@@ -168,6 +208,8 @@ def remove(path: Path) -> None:
 
 def flush_directory(path: Path) -> None:
     """Make the names in a directory outlast a crash."""
+    if is_remote(path):
+        return  # what a store has taken it keeps
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

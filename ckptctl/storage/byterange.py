@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckptctl.errors import ChangedError, UnreadableError
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
     from pathlib import Path
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -88,6 +89,11 @@ class ByteRange:
         if self.file.pread_into(buffer, self.offset + offset) != len(buffer):
             raise ChangedError(f"{self.file.path}: became shorter while it was being read")
 
+    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Get ready for pieces inside the range, each a position and a length: a store is asked for all at once."""
+        if isinstance(self.file, StoredFile):
+            self.file.expect([(self.offset + at, length) for at, length in spans])
+
     def head(self, length: int) -> bytes:
         """Return the first `length` bytes, or all if there are fewer."""
         return self.read(0, min(length, self.length))
@@ -99,7 +105,59 @@ class ByteRange:
         return ByteRange(file=self.file, offset=self.offset + offset, length=length)
 
 
-class LocalFile:
+class StoredFile:
+    """A file somewhere that others may change: on disk, or in a store."""
+
+    __slots__ = ()
+    path: Path
+    size: int
+
+    @property
+    def identity(self) -> tuple[Hashable, ...]:
+        """What is equal for two names of one unchanged file."""
+        raise NotImplementedError
+
+    def range(self) -> ByteRange:
+        """Return the whole file as a byte range."""
+        return ByteRange(file=self, offset=0, length=self.size)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Return `length` bytes at `offset`, or fewer at the end."""
+        raise NotImplementedError
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill `buffer` with the bytes at `offset`; return how many there were."""
+        raise NotImplementedError
+
+    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Get ready for pieces, each a position and a length, that will be read soon."""
+
+    def again(self) -> StoredFile:
+        """Return a handle of its own on the same file, which must be as it was.
+
+        Raises
+        ------
+        ChangedError
+            It is another file, or was changed.
+        """
+        raise NotImplementedError
+
+    def check_in_place(self) -> None:
+        """Make sure that the file still lies under its name.
+
+        Raises
+        ------
+        ChangedError
+            It was removed, or replaced by another.
+        """
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Let go of what is held of it, having made sure that nobody changed it meanwhile."""
+        raise NotImplementedError
+
+
+class LocalFile(StoredFile):
     """A regular file on disk. Opened when needed; each handle must be the same, unchanged file."""
 
     __slots__ = ("_fd", "_identity", "path", "size")
@@ -114,10 +172,6 @@ class LocalFile:
     def identity(self) -> tuple[int, ...]:
         """Device and number of the file, its size in bytes and time in nanoseconds: equal for names of one file."""
         return self._identity
-
-    def range(self) -> ByteRange:
-        """Return the whole file as a byte range."""
-        return ByteRange(file=self, offset=0, length=self.size)
 
     def pread(self, length: int, offset: int) -> bytes:
         """Return `length` bytes at `offset`, or fewer at the end."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptctl.storage.byterange import ByteRange
+    from ckptctl.storage.upload import Upload
 
 BLOCK = 1 << 20
 """Bytes moved at once."""
@@ -62,6 +63,8 @@ class Pump:
     ----------
     fd
         The file, open for writing at its start.
+    sink
+        What takes the bytes in its place, and keeps them safe by itself.
     digest
         Whether to compute the SHA-256 of all that is written.
     direct
@@ -72,11 +75,17 @@ class Pump:
     """
 
     def __init__(
-        self, fd: int, *, digest: bool, direct: bool = False, progress: Callable[[int], None] | None = None
+        self,
+        fd: int,
+        *,
+        digest: bool,
+        sink: Upload | None = None,
+        direct: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         if digest and direct:
             raise ValueError("bytes that are copied directly cannot be hashed")
-        self.fd = fd
+        self.fd, self._sink = fd, sink
         self.position = 0
         self._direct = direct
         self._progress = progress or (lambda _: None)
@@ -123,7 +132,8 @@ class Pump:
         for slot in self._slots:
             slot.wait()
         self._flushing.result()
-        os.fsync(self.fd)
+        if self._sink is None:
+            os.fsync(self.fd)
         return self._sha.hexdigest() if self._sha else ""
 
     def close(self) -> None:
@@ -165,21 +175,21 @@ class Pump:
 
     def _write(self, view: memoryview) -> None:
         while len(view):
-            count = os.write(self.fd, view)
+            count = self._sink.write(view) if self._sink else os.write(self.fd, view)
             self._wrote(count)
             view = view[count:]
 
     def _wrote(self, count: int) -> None:
         self.position += count
         self._progress(count)
-        if self.position - self._flushed >= _EARLY and self._flushing.done():
+        if self._sink is None and self.position - self._flushed >= _EARLY and self._flushing.done():
             self._flushing.result()
             self._flushed = self.position
             self._flushing = self._threads["flush"].submit(os.fsync, self.fd)
 
     def _copy_directly(self, source: ByteRange) -> int:
         """Have the system copy the range; return how much of it was copied before it would not."""
-        if not isinstance(source.file, LocalFile) or not hasattr(os, "copy_file_range"):
+        if self._sink or not isinstance(source.file, LocalFile) or not hasattr(os, "copy_file_range"):
             return 0
         self._send()
         done = 0

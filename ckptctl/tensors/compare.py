@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.storage import LocalFile
+from ckptctl.storage import StoredFile
 from ckptctl.tensors.stream import Stream, equal, small
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def same_place(one: TensorInfo, other: TensorInfo) -> bool:
 
 def _place(piece: Piece) -> Hashable:
     file = piece.range.file
-    if not isinstance(file, LocalFile):
+    if not isinstance(file, StoredFile):
         return None
     shape = (piece.offsets, piece.shape, piece.strides, piece.encoding)
     return (file.identity, piece.range.offset, piece.range.length, *shape)

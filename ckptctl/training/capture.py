@@ -74,6 +74,11 @@ class TrainingState:
         if self.accumulated:
             named = self.model.named_parameters()
             state["gradients"] = {name: one.grad for name, one in named if one.grad is not None}
+            if not state["gradients"]:
+                raise UnsupportedError(
+                    f"{self.accumulated} batches are accumulated, but no parameter has a gradient",
+                    hint="FSDP keeps unsynchronized ones to itself: save after the step of the optimizer",
+                )
         return state
 
     def restore(self, state: Mapping[str, Any], *, strict: bool = True) -> list[str]:
@@ -94,10 +99,11 @@ class TrainingState:
                 f"missing: {', '.join(missing)}: training would not go on as it was",
                 hint="restore(…, strict=False) takes what is there",
             )
+        model, here = copy.copy(state["model"]), self.model.state_dict()  # a copy: it keeps the versions of modules
         optimizer = None
         if self.optimizer is not None and "optimizer" in state:  # refused before anything is changed
             optimizer = optimizer_from_names(self.model, self.optimizer, state["optimizer"])
-        model, here = copy.copy(state["model"]), self.model.state_dict()  # a copy: it keeps the versions of modules
+        ema = placed_as(self.ema.state_dict(), state["ema"]) if self.ema is not None and "ema" in state else None
         model.update({name: placed_as(here.get(name), one) for name, one in model.items()})
         self.model.load_state_dict(model)
         for name, parameter in self.model.named_parameters():
@@ -106,7 +112,7 @@ class TrainingState:
             self.optimizer.load_state_dict(optimizer)
         for name, part in self._parts():
             if name in state:
-                part.load_state_dict(state[name])
+                part.load_state_dict(ema if name == "ema" else state[name])
         self.step, self.epoch = int(state.get("step", 0)), int(state.get("epoch", 0))
         self.best, self.accumulated = state.get("best"), int(state.get("accumulated", 0))
         self.counters = dict(state.get("counters", {}))

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import UsageError
 from ckptctl.training.live import require_torch, taken_apart
-from ckptctl.training.saving import checked_target, ranks_for, write_live
+from ckptctl.training.ranks import Ranks, all_ranks, world
+from ckptctl.training.saving import checked_target, in_ranks, write_live
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from types import TracebackType
 
     from ckptctl.training.live import Live
@@ -37,6 +39,7 @@ class AsyncSaver:
         self._pool = ThreadPoolExecutor(1, "ckptctl-save")
         self._saving: Future[str] | None = None
         self._copies: list[Any] = []
+        self._ranks: Ranks | None = None
         self._closed = False
         # What `atexit` calls comes after the threads that a save needs have been forbidden to start.
         mine, process = weakref.ref(self), os.getpid()
@@ -65,9 +68,9 @@ class AsyncSaver:
             raise UsageError("this saver was closed")
         self.wait()
         target = checked_target(path)
-        ranks = ranks_for(target)
-        live = ranks.agree(lambda: taken_apart(state, path=target))
-        self._copy(live)
+        ranks = self._agreeing() if in_ranks(target) else Ranks()
+        ranks.same(str(target), "the path to save to")
+        live = ranks.agree(lambda: self._copied(state, target))
         self._saving = self._pool.submit(write_live, live, dict(metadata or {}), ranks)
         _UNFINISHED.add(self)
         return self._saving
@@ -99,16 +102,25 @@ class AsyncSaver:
     ) -> None:
         self.close()
 
-    def _copy(self, live: Live) -> None:
-        """Copy all memory that the state lies in, into that of the last copy where it fits."""
+    def _agreeing(self) -> Ranks:
+        """Return the ranks, in a group of this saver's own: others may agree about something else meanwhile."""
+        found = world()
+        if self._ranks is None or (self._ranks.rank, self._ranks.size) != found:
+            self._ranks = all_ranks(apart=True)
+        return self._ranks
+
+    def _copied(self, state: object, target: Path) -> Live:
+        """Take a state apart, and copy all memory that it lies in, into that of the last copy where it fits."""
         import torch
 
+        live = taken_apart(state, path=target)
         free, self._copies = self._copies, []
         for memory in live.storages.values():
             fits = next((at for at, one in enumerate(free) if len(one) == memory.size), None)
             copy = free.pop(fits) if fits is not None else torch.empty(memory.size, dtype=torch.uint8)
             memory.move_to(copy)
             self._copies.append(copy)
+        return live
 
     def close_at_exit(self) -> None:
         """Close, and write what went wrong to stderr."""

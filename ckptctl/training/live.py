@@ -65,7 +65,7 @@ class Live:
     path: Path
     values: object = None
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
-    storages: dict[tuple[str, int, int], Memory] = field(default_factory=dict)
+    storages: dict[tuple[object, ...], Memory] = field(default_factory=dict)
     blocks: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
 
@@ -130,12 +130,12 @@ class Live:
         except ValueError as error:
             raise self._refused(at, f"a DTensor {error}", hint="torch.distributed.checkpoint saves it") from None
         local = value.to_local().detach().requires_grad_(value.requires_grad)
-        ref = self._tensor(local, at)
+        ref = self._tensor(local, at, apart=(*value.shape, *(offsets or ())))  # what is tied to it is cut alike
         if offsets is not None:
             self.blocks[ref.name] = tuple(value.shape), offsets
         return described(value, ref)
 
-    def _tensor(self, value: Any, at: str) -> TensorRef:
+    def _tensor(self, value: Any, at: str, apart: tuple[int, ...] = ()) -> TensorRef:
         import torch
 
         if value.is_nested:
@@ -149,7 +149,7 @@ class Live:
             raise self._refused(at, f"a tensor of {given.dtype} on {given.device}")
         shape, strides = tuple(given.shape), tuple(given.stride())
         width = given.element_size()
-        memory = self._memory(given.untyped_storage())
+        memory = self._memory(given.untyped_storage(), apart)
         start = given.storage_offset() * width
         reach = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
         piece = Piece(
@@ -174,10 +174,10 @@ class Live:
         made = self._tensor(torch.from_numpy(little.reshape(value.shape)), at)
         return TensorRef(name=made.name, type=ARRAY)
 
-    def _memory(self, storage: Any) -> Memory:
+    def _memory(self, storage: Any, apart: tuple[int, ...]) -> Memory:
         import torch
 
-        key = str(storage.device), int(storage.data_ptr()), int(storage.nbytes())
+        key = str(storage.device), int(storage.data_ptr()), int(storage.nbytes()), *apart
         if key not in self.storages or not key[1]:
             near = storage if storage.device.type == "cpu" else storage.cpu()  # whole, so that what is tied stays so
             flat: Any = torch.empty(0, dtype=torch.uint8).set_(near)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.checks.digests import recorded_digest
 from ckptctl.checks.intact import Outcome, check_bytes
-from ckptctl.errors import CorruptError, UnsupportedError, UsageError, counted
+from ckptctl.errors import CkptctlError, CorruptError, UnsupportedError, UsageError, counted
 from ckptctl.layouts import scan, split
-from ckptctl.layouts.saved_ranks import MAIN, manifest_of, own_tensors, rank_of
-from ckptctl.model import Severity
+from ckptctl.layouts.saved_ranks import manifest_of, rank_of, rank_tensors
+from ckptctl.model import Component, Severity
 from ckptctl.ops.verify import Level
 from ckptctl.ops.verify.run import latest_good as newest_good
 from ckptctl.runs import is_run, open_one
 from ckptctl.storage import LocalFile
 from ckptctl.training.live import require_torch
-from ckptctl.training.ranks import all_ranks, world
+from ckptctl.training.ranks import all_ranks
 from ckptctl.training.reading import gathered, in_order
 from ckptctl.training.together import put_together
 from ckptctl.values import TensorRef
@@ -27,9 +28,14 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-    from ckptctl.layouts import Scan
     from ckptctl.layouts.saved_ranks import Manifest
     from ckptctl.model import Checkpoint, Contents, TensorInfo
+    from ckptctl.training.ranks import Ranks
+
+_TRIES = 3
+"""So often a checkpoint is looked at that somebody replaces meanwhile."""
+_OF_A_RANK = frozenset({Component.RNG, Component.DATA})
+"""What differs between ranks as a matter of course, and does not keep another number of them from going on."""
 
 
 class UnverifiedWarning(UserWarning):
@@ -63,13 +69,11 @@ def load(path: str | os.PathLike[str], *, verify: bool = True, strict: bool = Fa
     """
     require_torch()
     where = Path(path)
-    if where.is_dir() and is_run(where):
-        where = latest_good(where, verify=verify)
     if where.is_dir():
-        seen = scan(where)
-        manifest = manifest_of(where, seen.names)
+        ranks = all_ranks()
+        where, manifest = ranks.first(lambda: _chosen(where, verify=verify))
         if manifest:
-            return _of_rank(seen, manifest, verify=verify, device=device)
+            return _of_ranks(where, manifest, ranks, verify=verify, device=device)
     checkpoint = open_one(where)
     _check_whole(where, checkpoint)
     digest = recorded_digest(checkpoint) if verify else ""
@@ -83,13 +87,31 @@ def load(path: str | os.PathLike[str], *, verify: bool = True, strict: bool = Fa
     return state
 
 
-def _of_rank(seen: Scan, manifest: Manifest, *, verify: bool, device: Any) -> Any:
-    """Load what this rank saved; among another number of ranks, what all of them shared."""
-    rank, size = world()
-    other = size != manifest.world_size
-    contents, shared = rank_of(seen, manifest, rank % manifest.world_size)
-    if other:
-        _check_shared(seen.path, manifest.world_size, size, contents, shared)
+def _chosen(where: Path, *, verify: bool) -> tuple[Path, Manifest | None]:
+    """Return what to load at a path: of a run its newest good checkpoint; with its manifest, if it is of ranks."""
+    if is_run(where):
+        where = _newest(where, verify=verify)
+    return where, manifest_of(where, scan(where).names) if where.is_dir() else None
+
+
+def _of_ranks(where: Path, manifest: Manifest, ranks: Ranks, *, verify: bool, device: Any) -> Any:
+    """Load what this rank saved; among another number of ranks, what all of them shared. All or none succeeds."""
+    for attempt in range(_TRIES):
+        try:
+            values, tensors = ranks.agree(partial(_of_rank, where, manifest, ranks, verify=verify))
+            break
+        except CkptctlError:
+            again = ranks.first(lambda: manifest_of(where, scan(where).names))
+            if again is None or again == manifest or attempt == _TRIES - 1:
+                raise
+            manifest = again  # it was replaced meanwhile
+    return _made(where, values, tensors, device)  # DTensors: each rank makes them, in one order
+
+
+def _of_rank(where: Path, manifest: Manifest, ranks: Ranks, *, verify: bool) -> tuple[object, dict[str, Any]]:
+    contents, shared = rank_of(scan(where), manifest, ranks.rank % manifest.world_size)
+    if ranks.size != manifest.world_size:
+        _check_shared(where, manifest.world_size, ranks.size, contents, shared)
     tensors: dict[str, Any] = {}
     files = (contents, *([shared] if shared else []))
     for one in files:
@@ -100,9 +122,8 @@ def _of_rank(seen: Scan, manifest: Manifest, *, verify: bool, device: Any) -> An
         if read is None:
             raise CorruptError(f"{file.path}: its tensors do not lie one after another")
         tensors |= read
-    state = _made(seen.path, contents.values, tensors, device)
     _released(files)
-    return state
+    return contents.values, tensors
 
 
 def _local(tensor: TensorInfo) -> TensorInfo:
@@ -113,9 +134,9 @@ def _local(tensor: TensorInfo) -> TensorInfo:
 
 def _check_shared(path: Path, before: int, now: int, contents: Contents, shared: Contents | None) -> None:
     """Refuse weights that only one of the ranks has; warn of the rest."""
-    own = own_tensors(contents, shared)
-    names = {name for part in MAIN if (found := split(contents).get(part)) for name in found.tensors if name in own}
-    alone = [name for name in own if name in names or not own[name].whole]
+    own = rank_tensors(contents, shared)
+    parts = {name: part for part, found in split(contents).items() for name in found.tensors}
+    alone = [name for name in own if parts.get(name) not in _OF_A_RANK or not own[name].whole]
     if alone and before > 1:
         raise UnsupportedError(
             f"{path}: saved by {before} processes, loaded by {now}: {counted(len(alone), 'tensor')} of each rank are "
@@ -146,10 +167,13 @@ def latest_good(run: str | os.PathLike[str], *, verify: bool = True) -> Path:
     UsageError
         There is none, or several runs are there.
     """
-    ranks = all_ranks()
-    found, skipped = ranks.first(lambda: newest_good(Path(run), Level(quick=not verify)))
-    for passed in skipped if ranks.rank == 0 else ():
-        warnings.warn(f"{passed.path} is passed over: {passed.why}", UserWarning, stacklevel=2)
+    return all_ranks().first(lambda: _newest(Path(run), verify=verify))
+
+
+def _newest(run: Path, *, verify: bool) -> Path:
+    found, skipped = newest_good(run, Level(quick=not verify))
+    for passed in skipped:
+        warnings.warn(f"{passed.path} is passed over: {passed.why}", UserWarning, stacklevel=5)
     if found is None:
         raise UsageError(f"{run}: it holds no checkpoint that is whole", hint="ckptctl inspect shows what is there")
     return found

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import ExistsError, UnreadableError
+from ckptctl.errors import CkptctlError, CorruptError, ExistsError, LockedError, UnreadableError
 from ckptctl.layouts.saved_ranks import MANIFEST, Listed, Manifest, file_names, is_ours, manifest_of
 from ckptctl.rewrite.carry_out import Written, carry_out, check_outputs
 from ckptctl.rewrite.outputs import OutputFile, Outputs
 from ckptctl.storage.atomic import flush_directory, remove, write_small
+from ckptctl.storage.directory import Directory
 from ckptctl.tensors.gather import blocks
 from ckptctl.values import BLOCKS_KEY, RANK_KEY, RANK_VALUES_KEY, VALUES_KEY
 
@@ -42,23 +43,23 @@ class _Place:
 def write_ranks(whole: OutputFile, live: Live, ranks: Ranks, options: Options) -> str:
     """Write what each rank has, `whole` for this one, into the directory of `live`; return the manifest's SHA-256."""
     directory = live.path
-    place = ranks.first(lambda: _prepare(directory))
-    written: list[Written] = []
-    try:
-        shared = _shared(whole, live, ranks)
-        outputs = _files(whole, live, ranks, shared, place.generation)
-        ranks.agree(lambda: check_outputs(outputs, (), options))
-        ranks.agree(lambda: written.extend(carry_out(outputs, (), options, lambda _: None).files))
-        listed = {one.path.name: one for found in ranks.gather(written) for one in found}
-    except BaseException:
-        _clear(directory, written, made=place.made and ranks.rank == 0)
-        raise
-    # From here on nothing is taken back: the manifest may be there already.
-    return ranks.first(lambda: _commit(directory, place, listed, ranks.size))
+    with contextlib.ExitStack() as held:
+        place = ranks.first(lambda: _prepare(directory, held))
+        written: list[Written] = []
+        try:
+            shared = _shared(whole, live, ranks)
+            outputs = _files(whole, live, ranks, shared, place.generation)
+            ranks.agree(lambda: check_outputs(outputs, (), options))
+            ranks.agree(lambda: written.extend(carry_out(outputs, (), options, lambda _: None).files))
+            listed = {one.path.name: one for found in ranks.gather(written) for one in found}
+            return ranks.first(lambda: _commit(directory, place, listed, ranks.size))
+        except BaseException:
+            _clear(directory, written, made=place.made and ranks.rank == 0)
+            raise
 
 
-def _prepare(directory: Path) -> _Place:
-    """Make the directory where there is none; find the names that nothing uses."""
+def _prepare(directory: Path, held: contextlib.ExitStack) -> _Place:
+    """Make the directory where there is none, keep others from writing into it, and find names that nothing uses."""
     made = not os.path.lexists(directory)
     if made:
         if not directory.parent.is_dir():
@@ -67,12 +68,28 @@ def _prepare(directory: Path) -> _Place:
         flush_directory(directory.parent)
     if not directory.is_dir():
         raise ExistsError(f"{directory}: something that is not a directory has this name")
-    names = [entry.name for entry in directory.iterdir()]
-    known = manifest_of(directory, names)
-    if known is None and any(not is_ours(name) for name in names):
-        other = next(name for name in names if not is_ours(name))
-        raise ExistsError(f"{directory}: it holds something else ({other})", hint="a directory for each checkpoint")
+    handle = held.enter_context(Directory(directory))
+    try:
+        handle.lock(needed=False)
+    except LockedError:
+        raise LockedError(f"{directory}: somebody else is saving to it", hint="one job for each directory") from None
+    names = [entry.name for entry in directory.iterdir() if not entry.name.startswith(".nfs")]
+    try:
+        known = manifest_of(directory, names)
+    except CorruptError:
+        known = None  # nobody can load what is there
+    if known is None:
+        _check_ours(directory, names)
     return _Place(made=made, generation=known.generation + 1 if known else 1)
+
+
+def _check_ours(directory: Path, names: list[str]) -> None:
+    """Make sure that all there is in a directory was left by a save."""
+    other = next((name for name in names if not is_ours(name)), "")
+    if not other and names and not any("rank_" in name or name.startswith(f".{MANIFEST}") for name in names):
+        other = "" if names == [MANIFEST] else names[0]
+    if other:
+        raise ExistsError(f"{directory}: it holds something else ({other})", hint="a directory for each checkpoint")
 
 
 def _shared(whole: OutputFile, live: Live, ranks: Ranks) -> frozenset[str]:
@@ -145,16 +162,18 @@ def _commit(directory: Path, place: _Place, written: Mapping[str, Written], size
     write_small(directory / MANIFEST, text)
     flush_directory(directory)
     for entry in directory.iterdir():
-        if is_ours(entry.name) and entry.name not in files:
+        if is_ours(entry.name) and entry.name not in (*files, MANIFEST):
             with contextlib.suppress(OSError):  # what is left over is cleared away by the next save
                 remove(entry)
     return hashlib.sha256(text).hexdigest()
 
 
 def _clear(directory: Path, written: list[Written], *, made: bool) -> None:
-    """Take back what a save wrote that came to nothing."""
-    with contextlib.suppress(OSError):
+    """Take back what a save wrote that came to nothing; what a manifest lists stays."""
+    with contextlib.suppress(OSError, CkptctlError):
+        known = manifest_of(directory, [entry.name for entry in directory.iterdir()])
         for one in written:
-            remove(one.path)
-        if made:
+            if known is None or one.path.name not in known.files:
+                remove(one.path)
+        if made and known is None:
             directory.rmdir()

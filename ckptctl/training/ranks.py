@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 import weakref
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckptctl.errors import CkptctlError
+from ckptctl.errors import CkptctlError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 T = TypeVar("T")
-_PATIENCE = timedelta(hours=2)
-"""How long a rank waits for another one that is alive: the slowest disk decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +30,30 @@ class Ranks:
         import torch.distributed as dist
 
         said: list[Any] = [None] * self.size
-        dist.all_gather_object(said, mine, group=self.group)
+        try:
+            dist.all_gather_object(said, mine, group=self.group)
+        except RuntimeError as error:
+            first = str(error).strip().partition("\n")[0][:200]
+            raise CkptctlError(
+                "the ranks could not agree: another one has ended, or cannot be reached", hint=f"torch says: {first}"
+            ) from error
         return said
+
+    def same(self, mine: T, what: str) -> T:
+        """Make sure that all ranks say the same.
+
+        Raises
+        ------
+        UsageError
+            They do not.
+        """
+        said = self.gather(mine)
+        if any(one != said[0] for one in said):
+            other = next(rank for rank, one in enumerate(said) if one != said[0])
+            raise UsageError(
+                f"{what}: rank 0 says {said[0]}, rank {other} says {said[other]}", hint="all ranks have to say the same"
+            )
+        return mine
 
     def agree(self, make: Callable[[], T]) -> T:
         """Have every rank make something of its own, and return it; if that fails on one, it fails on all.
@@ -86,16 +105,21 @@ def world() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def all_ranks() -> Ranks:
-    """Return this process among all of ``torch.distributed``, or alone. The first time, all have to call it."""
+def all_ranks(*, apart: bool = False) -> Ranks:
+    """Return this process among all of ``torch.distributed``, or alone. The first time, all have to call it.
+
+    With `apart` it is a group that nobody else uses: what a thread agrees upon must not meet what others do.
+    """
     rank, size = world()
     if size == 1:
         return Ranks()
     import torch.distributed as dist
 
     everybody = dist.group.WORLD
+    if apart:
+        return Ranks(rank, size, dist.new_group(backend="gloo"))
     if everybody not in _GROUPS:
-        _GROUPS[everybody] = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        _GROUPS[everybody] = dist.new_group(backend="gloo")
     return Ranks(rank, size, _GROUPS[everybody])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,6 @@ from ckptctl.training.ranked import write_ranks
 from ckptctl.training.ranks import Ranks, all_ranks
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
 _OPTIONS = Options(force=True)
@@ -62,7 +62,8 @@ def save(path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, 
         It could not be written; the class says why.
     """
     target = checked_target(path)
-    ranks = ranks_for(target)
+    ranks = all_ranks() if in_ranks(target) else Ranks()
+    ranks.same(str(target), "the path to save to")
     return write_live(ranks.agree(lambda: taken_apart(state, path=target)), metadata or {}, ranks)
 
 
@@ -74,15 +75,15 @@ def checked_target(path: str | os.PathLike[str]) -> Path:
     UsageError
         Its suffix is that of another kind of file.
     """
-    target = Path(path)
+    target = Path(os.path.abspath(path))  # noqa: PTH100  # links stay; a thread must not follow a later chdir
     if target.suffix in _NOT_OURS:
         raise UsageError(f"{target}: a state is saved to a file that ends in {SAFETENSORS}, or to a directory")
     return target
 
 
-def ranks_for(target: Path) -> Ranks:
-    """Return the processes that save to a path together: all of them to a directory, only this one to a file."""
-    return Ranks() if target.suffix == SAFETENSORS else all_ranks()
+def in_ranks(target: Path) -> bool:
+    """Whether all processes save to a path together: to a directory, and not to a file."""
+    return target.suffix != SAFETENSORS
 
 
 def write_live(live: Live, metadata: Mapping[str, str], ranks: Ranks) -> str:
@@ -94,7 +95,7 @@ def write_live(live: Live, metadata: Mapping[str, str], ranks: Ranks) -> str:
 
 
 def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks) -> str:
-    if live.path.suffix != SAFETENSORS:
+    if in_ranks(live.path):
         whole = ranks.agree(lambda: _planned(live, metadata, live.path / f"rank{SAFETENSORS}"))
         return write_ranks(whole.files[0], live, ranks, _OF_RANKS)
     if live.blocks:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckptctl.errors import UnsupportedError
 from ckptctl.training.ranks import world
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
     from ckptctl.values import TensorRef
 
+_MESHES: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _FIELDS = frozenset({"shape", "placements", "mesh", "names", "device"})
 
 
@@ -45,7 +48,8 @@ def offsets_of(value: Any) -> tuple[int, ...] | None:
     chunks = value.__create_chunk_list__()
     if len(chunks) != 1:
         raise ValueError(f"in {len(chunks)} blocks on this rank")
-    whole = all(one.is_replicate() for one in value.placements)
+    sizes = value.device_mesh.mesh.shape
+    whole = all(one.is_replicate() or size == 1 for one, size in zip(value.placements, sizes, strict=True))
     return None if whole else tuple(int(one) for one in chunks[0].offsets)
 
 
@@ -71,39 +75,68 @@ def put_back(local: Any, state: Mapping[Any, Any]) -> Any:
 
     Raises
     ------
-    ValueError
+    UnsupportedError
         The ranks are not as many, and this is only a block.
     """
     import torch
-
-    placed = state["placements"]
-    if math.prod(state["mesh"]) != world()[1]:
-        if any(dim is not None for dim in placed):
-            raise ValueError("a block of a DTensor belongs among as many ranks as it was cut for")
-        return local
-    from torch.distributed.device_mesh import init_device_mesh
+    import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-    names = tuple(state["names"]) or None
-    mesh = init_device_mesh(state["device"], tuple(state["mesh"]), mesh_dim_names=names)
+    placed, ranks = state["placements"], math.prod(state["mesh"])
+    if ranks != world()[1] or not dist.is_initialized():
+        if ranks > 1 and any(dim is not None for dim in placed):
+            raise UnsupportedError(
+                f"a block of a DTensor that was cut for {ranks} ranks, here are {world()[1]}",
+                hint="ckptctl consolidate, on the directory of all ranks, makes one file of them",
+            )
+        return local
+    mesh = _mesh(str(state["device"]), tuple(state["mesh"]), tuple(state["names"]))
     placements: list[Placement] = [Replicate() if dim is None else Shard(dim) for dim in placed]
-    shape = torch.Size(state["shape"])
     stride, step = [], 1
     for size in reversed(state["shape"]):
         stride.append(step)
         step *= max(size, 1)
     return DTensor.from_local(
-        local.detach(), mesh, placements, run_check=False, shape=shape, stride=tuple(reversed(stride))
+        local.detach(),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(state["shape"]),
+        stride=tuple(reversed(stride)),
     )
 
 
-def placed_as(have: Any, value: Any) -> Any:
-    """Return a whole tensor cut as the one is that a rank has in its place; anything else as it is.
+def _mesh(device: str, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
+    """Return a mesh of all ranks, one for all tensors: each has process groups of its own."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
 
-    Where it is cut all ranks have to do so; what rank 0 has is taken.
+    known = _MESHES.setdefault(dist.group.WORLD, {})
+    key = device, shape, names
+    if key not in known:
+        known[key] = init_device_mesh(device, shape, mesh_dim_names=names or None)
+    return known[key]
+
+
+def placed_as(have: Any, value: Any) -> Any:
+    """Return a tensor cut as the one is that a rank has in its place; anything else as it is; in dicts, each.
+
+    Where it is cut otherwise, or not at all, all ranks have to call this; what rank 0 has is taken.
     """
-    if not is_sharded(have) or is_sharded(value) or getattr(value, "shape", None) != have.shape:
+    if type(value) is dict and isinstance(have, dict):
+        return {key: placed_as(have.get(key), one) for key, one in value.items()}
+    sharded = is_sharded(value)
+    if getattr(value, "shape", None) != getattr(have, "shape", ()) or not (is_sharded(have) or sharded):
         return value
+    if sharded and is_sharded(have) and _alike(have, value):
+        return value
+    whole = value.full_tensor() if sharded else value
+    if not is_sharded(have):
+        return whole
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(value.to(have.device), have.device_mesh, have.placements)
+    return distribute_tensor(whole.to(have.device), have.device_mesh, have.placements)
+
+
+def _alike(have: Any, value: Any) -> bool:
+    return bool(value.device_mesh == have.device_mesh and tuple(value.placements) == tuple(have.placements))

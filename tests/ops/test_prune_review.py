@@ -85,14 +85,14 @@ def test_links_from_another_mount_count_by_name(tmp_path):
 def test_a_pointer_that_cannot_be_read_stops_it(tmp_path, monkeypatch):
     trained(tmp_path, 1, 2)
     (tmp_path / "latest").write_text("step_1.pt")
-    real = pointers.LocalFile
+    real = pointers.open_file
 
     def denied(path):
         if path.name == "latest":
             raise UnreadableError(f"{path}: Permission denied")
         return real(path)
 
-    monkeypatch.setattr(pointers, "LocalFile", denied)
+    monkeypatch.setattr(pointers, "open_file", denied)
     with pytest.raises(UnreadableError, match="latest may say which checkpoint counts, and cannot be read"):
         prune(tmp_path)
 

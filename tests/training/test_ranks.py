@@ -222,7 +222,7 @@ def test_no_run_with_a_whole_one_is_said_on_every_rank(tmp_path):
     (tmp_path / "step_1").mkdir()
     said = run("try:\n    load(path)\nexcept CkptctlError as error:\n    print(error)", 2, tmp_path)
     assert "no checkpoint that is whole" in said[0].out
-    assert said[1].out == said[0].out
+    assert said[1].out == f"rank 0: {said[0].out}"
 
 
 WRITER = """

@@ -69,8 +69,8 @@ def test_a_worker_is_killed_and_the_group_comes_back_then_goes_on_as_one(tmp_pat
         os.kill(workers(training.pid)[-1 - number], signal.SIGKILL)
     said = end(training)
     resumed = [int(line.split()[-1]) for line in said.splitlines() if line.startswith("resumed from step")]
-    assert len(resumed) == 3
     assert 0 == resumed[0] < resumed[1] < resumed[2]
+    assert set(resumed[3:]) <= {60}  # now and then torch aborts a process that is finished, and it is started once more
     assert losses(killed / "runs/x") == losses(alone / "runs/x")
 
     assert "resumed from step 60" in end(start(ONE, killed))

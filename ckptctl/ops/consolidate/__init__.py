@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UsageError, about
@@ -19,10 +18,12 @@ from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_ou
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
 from ckptctl.runs import open_one
+from ckptctl.storage import address
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from ckptctl.model import Checkpoint
 
@@ -129,7 +130,9 @@ def consolidate(
     CkptctlError
         It is not whole, was refused, or could not be read or written; the class says what.
     """
-    return plan(Path(path), Path(out) if out is not None else None, wanted or Wanted(), options or Options()).apply()
+    return plan(
+        address(path), address(out) if out is not None else None, wanted or Wanted(), options or Options()
+    ).apply()
 
 
 def plan(path: Path, out: Path | None, wanted: Wanted, options: Options) -> ConsolidatePlan:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import ExistsError
-from ckptctl.storage import LocalFile
-from ckptctl.storage.atomic import Staged, flush_directory, uninterrupted
-from ckptctl.storage.copy import Pump
+from ckptctl.storage import has_file, open_file
+from ckptctl.storage.atomic import flush_directory, pump_into, staged_for, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +45,7 @@ def files_to_copy(checkpoint: Checkpoint, into: Path, *, force: bool) -> tuple[C
         if _NAMES.fullmatch(path.name) and path.is_file() and path.resolve() != (into / path.name).resolve()
     ]
     for one in found:
-        if os.path.lexists(one.target) and not force:
+        if has_file(one.target) and not force:
             raise ExistsError(f"{one.target}: exists already", hint="--force replaces it")
     return tuple(found)
 
@@ -56,9 +54,9 @@ def copy_files(copies: Iterable[Copied], *, force: bool) -> None:
     """Copy each file, flushed and whole."""
     directories = set()
     for one in copies:
-        file = LocalFile(one.source)
-        with uninterrupted(), Staged(one.target, force=force) as staged:
-            pump = Pump(staged.fd, digest=False)
+        file = open_file(one.source)
+        with uninterrupted(), staged_for(one.target, force=force, nbytes=file.size) as staged:
+            pump = pump_into(staged, digest=False)
             try:
                 pump.copy(file.range(), None)
                 pump.finish()

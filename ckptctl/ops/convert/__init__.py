@@ -15,6 +15,7 @@ from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
+from ckptctl.storage import address
 
 if TYPE_CHECKING:
     import os
@@ -62,7 +63,7 @@ def convert(
     CkptctlError
         Something was refused or could not be read or written; the class says what.
     """
-    made, errors = plan([Path(path)], Path(out) if out is not None else None, options or Options())
+    made, errors = plan([address(path)], address(out) if out is not None else None, options or Options())
     if errors:
         raise errors[0]
     return tuple(one.apply() for one in made)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UsageError
@@ -16,11 +15,13 @@ from ckptctl.ops.diff.report import DiffReport, Kind, ModuleDiff, Renaming, Side
 from ckptctl.ops.diff.sides import Opened, completed, open_side
 from ckptctl.ops.diff.work import compare_all
 from ckptctl.rewrite.trees import count_values
+from ckptctl.storage import address
 from ckptctl.values.compare import ValueDiff, value_differences
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from ckptctl.model import TensorInfo
     from ckptctl.ops.diff.sides import Key
@@ -55,7 +56,7 @@ def diff(
     CkptctlError
         One of them cannot be read, or is not whole; the class says which.
     """
-    return open_both(Path(a), Path(b), options or Options()).report(progress, depth=depth)
+    return open_both(address(a), address(b), options or Options()).report(progress, depth=depth)
 
 
 def open_both(a: Path, b: Path, options: Options) -> Comparison:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckptctl.checks.digests import recorded_digest
 from ckptctl.errors import CkptctlError
 from ckptctl.model.ties import recorded_ties
-from ckptctl.storage import LocalFile
+from ckptctl.storage import StoredFile
 from ckptctl.values import VALUES_KEY, as_mapping, is_module, text_items
 from ckptctl.values.compare import ValueDiff, value_differences
 
@@ -86,9 +86,9 @@ def _on_digests(a: Checkpoint, b: Checkpoint, *, equal: bool) -> Iterator[str]:
         yield f"the digests on record {agree} (sha256 {one[:8]}… and {other[:8]}…){but}; bytes were compared too"
 
 
-def _only(side: Checkpoint) -> LocalFile | None:
+def _only(side: Checkpoint) -> StoredFile | None:
     file = side.files[0].range.file if len(side.files) == 1 else None
-    return file if isinstance(file, LocalFile) and side.path.is_file() else None
+    return file if isinstance(file, StoredFile) and side.path.is_file() else None
 
 
 def byte_identical(a: Checkpoint, b: Checkpoint) -> bool | None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ckptctl.ops.diff.values_of import compared
-from ckptctl.storage import LocalFile
+from ckptctl.storage import StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -123,13 +123,13 @@ class _Files:
                     file.release()
 
 
-def _files_of(pair: Pair) -> Iterator[LocalFile]:
+def _files_of(pair: Pair) -> Iterator[StoredFile]:
     return (file for tensor in (pair.a, pair.b) for file in _of(tensor))
 
 
-def _of(tensor: TensorInfo) -> Iterator[LocalFile]:
+def _of(tensor: TensorInfo) -> Iterator[StoredFile]:
     for piece in tensor.pieces:
-        if isinstance(piece.range.file, LocalFile):
+        if isinstance(piece.range.file, StoredFile):
             yield piece.range.file
     for part in tensor.parts:
         yield from _of(part)

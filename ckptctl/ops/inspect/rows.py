@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ckptctl import checks
 from ckptctl.model import Component, Part, TensorInfo
 from ckptctl.ops.inspect.report import ComponentRow, TensorRow
-from ckptctl.storage import LocalFile
+from ckptctl.storage import StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ def tensor_rows(parts: Mapping[Component, Part], first_of: Mapping[str, str]) ->
 def _offset(tensor: TensorInfo) -> int | None:
     """Where the bytes of a tensor begin, if they lie in one piece of a file on disk."""
     place = tensor.pieces[0].range if len(tensor.pieces) == 1 else None
-    return place.offset if place and isinstance(place.file, LocalFile) else None
+    return place.offset if place and isinstance(place.file, StoredFile) else None
 
 
 def sort_rows(rows: list[TensorRow], sort: str) -> tuple[TensorRow, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnknownFormatError
 from ckptctl.runs import find_runs, is_run
+from ckptctl.storage import address
 
 if TYPE_CHECKING:
     import os
@@ -39,7 +39,7 @@ def inspect_runs(path: str | os.PathLike[str], *, pattern: str | None = None) ->
     UsageError
         The pattern is no regular expression.
     """
-    directory = Path(path)
+    directory = address(path)
     if not directory.is_dir() or (pattern is None and not is_run(directory)):
         return ()
     runs = tuple(_report(run) for run in find_runs(directory, pattern=pattern))

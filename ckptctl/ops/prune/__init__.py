@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from ckptctl.errors import CkptctlError, ExistsError, PolicyError, UnknownFormatError, UnreadableError
+from ckptctl.errors import CkptctlError, ExistsError, PolicyError, UnknownFormatError, UnreadableError, UnsupportedError
 from ckptctl.ops.prune.carry_out import CarryOut, PruneReport
 from ckptctl.ops.prune.group import Group
 from ckptctl.ops.prune.plan import PrunePlan, directories_below, plan_prune
 from ckptctl.ops.prune.settings import Settings
 from ckptctl.runs import is_run
 from ckptctl.runs.trash import restore, trash_in
-from ckptctl.storage import unreadable
+from ckptctl.storage import is_remote, unreadable
 from ckptctl.storage.directory import Directory
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ class Pruning:
 
     def _add(self, path: Path) -> None:
         """Plan a directory, or those one level below it that hold runs."""
+        if is_remote(path):
+            raise UnsupportedError(f"{path}: runs in stores are not pruned yet", hint="its own lifecycle rules can")
         if path.is_dir() and not is_run(path, least=1):
             raise UnknownFormatError(f"{path}: a checkpoint, not a run", hint="prune takes the directory that it is in")
         if self._plan(path):

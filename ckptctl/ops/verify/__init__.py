@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.intact import Outcome, check_bytes
@@ -13,10 +12,12 @@ from ckptctl.checks.structure import look
 from ckptctl.model import Aspect, Finding, Severity
 from ckptctl.ops.verify.report import Judgement, Level, VerifyReport, judged
 from ckptctl.ops.verify.write import write_digests
+from ckptctl.storage import address
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+    from pathlib import Path
 
     from ckptctl.checks.resumable import ResumeReport
     from ckptctl.checks.structure import Looked
@@ -39,7 +40,7 @@ def verify(
     `names`, where given, are the only ones in the directory that count: the files of all ranks. `progress` is told
     of every number of bytes read.
     """
-    where, asked = Path(path), level or Level()
+    where, asked = address(path), level or Level()
     looked = look(where, names=names)
     shown = where / names[0] if names else where
     if looked.checkpoint is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckptctl.checks.digests import SUMS, is_readable, recorded_for, sums_of
 from ckptctl.model import Aspect, Finding, Severity
 from ckptctl.ops.verify.report import Judgement
-from ckptctl.storage import LocalFile
+from ckptctl.storage import open_file
 from ckptctl.storage.atomic import flush_directory, write_small
 from ckptctl.storage.digest import sidecar_line, sidecar_of
 
@@ -67,7 +67,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 def _digest(path: Path) -> str:
     digest, buffer, at = hashlib.sha256(), memoryview(bytearray(_BLOCK)), 0
-    file = LocalFile(path)
+    file = open_file(path)
     while count := file.pread_into(buffer, at):
         digest.update(buffer[:count])
         at += count

@@ -1,0 +1,124 @@
+"""Files and directories wherever they lie: on disk, or in a store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ckptctl.storage.byterange import LocalFile, StoredFile, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ckptctl.storage.remote import Entry
+
+
+class Listed(Protocol):
+    """What a listing says of a name, without another question where that can be: as ``os.DirEntry``."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+    def is_symlink(self) -> bool:
+        """Whether it is a link."""
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a directory."""
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a file."""
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return its size and time."""
+
+
+def is_remote(path: Path) -> bool:
+    """Whether a path is an address in a store."""
+    return getattr(path, "remote", False)
+
+
+def address(text: str | os.PathLike[str]) -> Path:
+    """Return the path that a text is: on disk, or in a store, such as ``s3://bucket/run``.
+
+    Raises
+    ------
+    UsageError
+        It is an address without a bucket or server.
+    """
+    if isinstance(text, Path):
+        return text
+    raw = os.fspath(text)
+    if ":/" not in raw:
+        return Path(raw)
+    from ckptctl.storage.remote import parsed  # noqa: PLC0415  # only who has an address needs it
+
+    return parsed(raw)
+
+
+def open_file(path: Path, *, window: int = 0) -> StoredFile:
+    """Open a file for reading.
+
+    Of one in a store the first megabyte is asked for at once, or `window` bytes, where it is known that they do.
+
+    Raises
+    ------
+    UnreadableError
+        There is none, or it may not be read.
+    """
+    if not is_remote(path):
+        return LocalFile(path)
+    from ckptctl.storage.remote_file import opened  # noqa: PLC0415  # only who has an address needs a client
+
+    try:
+        return opened(path, window) if window else opened(path)  # type: ignore[arg-type]  # it is remote
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def open_ahead(paths: Iterable[Path], *, window: int = 0) -> None:
+    """Say that files will be opened one after another: those in stores are asked for side by side."""
+    wanted = [path for path in paths if is_remote(path)]
+    if wanted:
+        from ckptctl.storage.remote_file import FIRST, begin  # noqa: PLC0415
+
+        begin(wanted, window or FIRST)  # type: ignore[arg-type]  # they are remote
+
+
+def entries_of(path: Path) -> Sequence[Listed]:
+    """Return what lies in a directory.
+
+    Raises
+    ------
+    OSError
+        It is none, or may not be looked into.
+    """
+    if is_remote(path):
+        found: list[Entry] = path.entries()  # type: ignore[attr-defined]  # it is remote
+        return found
+    with os.scandir(path) as entries:
+        return list(entries)
+
+
+def has_file(path: Path) -> bool:
+    """Whether a file, or a link, has that name."""
+    return path.has_object() if is_remote(path) else os.path.lexists(path)  # type: ignore[attr-defined]  # it is remote
+
+
+def names_beside(path: Path, wanted: Iterable[str]) -> tuple[str, ...]:
+    """Return the names in the directory of a file; of a web server, which lists none, those of the `wanted` there.
+
+    Raises
+    ------
+    OSError
+        The directory may not be looked into.
+    """
+    if is_remote(path) and not path.listable:  # type: ignore[attr-defined]  # it is remote
+        return tuple(name for name in wanted if has_file(path.with_name(name)))
+    return tuple(entry.name for entry in entries_of(path.parent))
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is something under a name, if only a link that leads nowhere."""
+    return path.exists() if is_remote(path) else os.path.lexists(path)

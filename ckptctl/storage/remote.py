@@ -1,0 +1,335 @@
+"""Addresses of objects in stores, as paths: ``s3://bucket/key``, ``https://host/file``, ``hf://owner/model/file``.
+
+Where a path is taken, such an address is one: what reads directories and files asks it as it asks any path. What has
+no answer there (links, owners, renaming) is refused or empty. Listings are remembered for a while.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path, PosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from ckptctl.errors import UnsupportedError, UsageError
+from ckptctl.storage.stores import SCHEMES, asked, store_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_REMEMBERED = 10.0
+"""Seconds for which a listing is taken to be what it was."""
+_ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}|file):/+", re.IGNORECASE)
+_WEB = ("http", "https")
+_REVISION = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a listing says of a name; of a directory it has only that."""
+
+    path: RemotePath
+    size: int = 0
+    modified: float = 0.0
+    tag: str = ""
+    directory: bool = False
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.name
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:  # noqa: ARG002  # as os.DirEntry has it
+        """Return its size and time, as a path has them."""
+        mode = stat.S_IFDIR | 0o755 if self.directory else stat.S_IFREG | 0o644
+        seconds = int(self.modified)
+        number = int.from_bytes(hashlib.blake2b(str(self.path).encode(), digest_size=7).digest(), "big")
+        return os.stat_result((mode, number, 0, 1, 0, 0, self.size, seconds, seconds, seconds))
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002
+        """Whether it is a directory."""
+        return self.directory
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002
+        """Whether it is an object."""
+        return not self.directory
+
+    def is_symlink(self) -> bool:
+        """Return false: stores have none."""
+        return False
+
+
+class RemotePath(PosixPath):
+    """The address of an object, or of all objects whose keys begin with it."""
+
+    __slots__ = ()
+    remote = True
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemotePath, (str(self),)
+
+    @property
+    def scheme(self) -> str:
+        """What comes before the colon."""
+        return self.parts[0].rstrip(":")
+
+    @property
+    def bucket(self) -> str:
+        """The bucket, container or server; of the Hugging Face Hub, nothing."""
+        return "" if self.scheme == "hf" else self.parts[1] if len(self.parts) > 1 else ""
+
+    @property
+    def key(self) -> str:
+        """What the store calls it."""
+        rest = self.parts[1:] if self.scheme == "hf" else self.parts[2:]
+        if self.scheme == "hf":
+            return _hub_key(rest)
+        return unquote("/".join(rest)) if self.scheme in _WEB else "/".join(rest)
+
+    @property
+    def store(self) -> Any:
+        """The store that has it."""
+        return store_of(self.scheme, self.bucket)
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:  # noqa: ARG002
+        """Return kind, size and time, as the store has them."""
+        return self.entry().stat()
+
+    def lstat(self) -> os.stat_result:
+        """Return the same: there are no links."""
+        return self.stat()
+
+    def entry(self) -> Entry:
+        """Return what the store says of it: an object, or else whether there are any below it.
+
+        Raises
+        ------
+        OSError
+            Neither is there, or it may not be looked at.
+        """
+        above = _listings.get(str(self.parent))
+        if above and above.is_fresh:
+            found = above.entries.get(self.name)
+            if found is None:
+                raise self._missing()
+            return found
+        if self.key and (self.suffix or self.scheme in _WEB):
+            found = self._object()
+            if found:
+                return found
+        if self.scheme not in _WEB and (self._listing() or not self.key):
+            return Entry(self, directory=True)
+        found = self._object() if self.key and not self.suffix else None
+        if found is None:
+            raise self._missing()
+        return found
+
+    def listed(self) -> Entry | None:
+        """Return what is known of it without a question to the store; None if nothing is."""
+        above = _listings.get(str(self.parent))
+        return above.entries.get(self.name) if above and above.is_fresh else None
+
+    def has_object(self) -> bool:
+        """Whether there is an object of this name, in one question at most."""
+        above = _listings.get(str(self.parent))
+        if above and above.is_fresh:
+            return self.name in above.entries
+        if not self.key or str(self.parent) in _objects:
+            return False
+        try:
+            asked(self, lambda: self.store.head(self.key))
+        except OSError:
+            return False
+        return True
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002
+        """Whether there are objects below it."""
+        return stat.S_ISDIR(self._mode())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002
+        """Whether it is an object."""
+        return stat.S_ISREG(self._mode())
+
+    def exists(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002
+        """Whether it is one or the other."""
+        return bool(self._mode())
+
+    def is_symlink(self) -> bool:
+        """Return false: stores have no links."""
+        return False
+
+    def is_mount(self) -> bool:
+        """Return false."""
+        return False
+
+    def resolve(self, strict: bool = False) -> RemotePath:  # noqa: ARG002, FBT001, FBT002  # as paths have it
+        """Return itself: there are no links."""
+        return self
+
+    def absolute(self) -> RemotePath:
+        """Return itself."""
+        return self
+
+    def expanduser(self) -> RemotePath:
+        """Return itself."""
+        return self
+
+    def is_absolute(self) -> bool:
+        """Return true."""
+        return True
+
+    def iterdir(self) -> Iterator[RemotePath]:  # type: ignore[override]
+        """Return what lies directly below it."""
+        entries = self._listing()
+        if not entries and self.scheme not in _WEB and self.entry().is_file():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
+        return iter([one.path for one in entries.values()])
+
+    def rglob(self, pattern: str, **_: Any) -> Iterator[RemotePath]:  # type: ignore[override]
+        """Yield what lies anywhere below it and matches."""
+        for path in self.iterdir():
+            if path.match(pattern):
+                yield path
+            if path.is_dir():
+                yield from path.rglob(pattern)
+
+    def glob(self, pattern: str, **_: Any) -> Iterator[RemotePath]:  # type: ignore[override]
+        """Return what lies directly below it and matches."""
+        return (path for path in self.iterdir() if path.match(pattern))
+
+    @property
+    def listable(self) -> bool:
+        """Whether its store says what lies in a directory."""
+        return self.scheme not in _WEB
+
+    def entries(self) -> list[Entry]:
+        """Return what lies in it, as ``os.scandir`` does for directories."""
+        return list(self._listing().values())
+
+    def open(self, *_: Any, **__: Any) -> Any:
+        """Refuse: what is written goes through `ckptctl.storage`."""
+        raise UnsupportedError(f"{self}: an object in a store is not opened as a file")
+
+    mkdir = unlink = rename = replace = rmdir = touch = chmod = symlink_to = hardlink_to = readlink = open  # noqa: A003
+
+    def _mode(self) -> int:
+        try:
+            return self.stat().st_mode
+        except OSError:  # who reads it is told why it cannot be
+            return 0
+
+    def _missing(self) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+
+    def _object(self) -> Entry | None:
+        """Ask for the object itself, and for its first bytes in the same request."""
+        from ckptctl.storage.remote_file import ahead  # noqa: PLC0415  # it needs addresses
+
+        try:
+            file = ahead(self)
+        except FileNotFoundError:
+            return None
+        _objects.add(str(self))
+        return Entry(self, size=file.size, modified=file.modified, tag=file.tag)
+
+    def _listing(self) -> dict[str, Entry]:
+        if self.scheme in _WEB:
+            return {}  # a web server lists nothing
+        known = _listings.get(str(self))
+        if known is None or not known.is_fresh:
+            known = _listings[str(self)] = _Listing(_listed(self), time.monotonic())
+        return known.entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    entries: dict[str, Entry]
+    at: float
+
+    @property
+    def is_fresh(self) -> bool:
+        return time.monotonic() - self.at < _REMEMBERED
+
+
+_listings: dict[str, _Listing] = {}
+_objects: set[str] = set()
+"""Addresses that are those of objects: there is nothing below them."""
+
+
+def forget() -> None:
+    """Let go of all that is remembered of stores: something there was changed."""
+    _listings.clear()
+    _objects.clear()
+
+
+def parsed(raw: str) -> Path:
+    """Return the path that a text is: on disk, or in a store.
+
+    Raises
+    ------
+    UsageError
+        It is an address without a bucket or server.
+    """
+    found = _ADDRESS.match(raw)
+    if not found:
+        return Path(raw)
+    scheme = found[1].lower()
+    if scheme == "file":
+        return Path(unquote(urlsplit(raw).path))
+    path = RemotePath(f"{scheme}:/{raw[found.end() :]}")
+    if len(path.parts) < (3 if scheme == "hf" else 2):
+        raise UsageError(f"{raw}: an address has a bucket, a server or a repository", hint="s3://bucket/run/step_100")
+    return path
+
+
+def _listed(path: RemotePath) -> dict[str, Entry]:
+    """Ask the store what lies directly below a path."""
+    if path.scheme == "hf":
+        return _listed_hub(path)
+    found = asked(path, lambda: path.store.list_with_delimiter(path.key or None))
+    entries = {}
+    for prefix in found["common_prefixes"]:
+        name = prefix.rstrip("/").rpartition("/")[2]
+        entries[name] = Entry(path / name, directory=True)
+    for one in found["objects"]:
+        name = one["path"].rpartition("/")[2]
+        if name and one["path"] != path.key:
+            when = one["last_modified"].timestamp()
+            entries[name] = Entry(path / name, size=one["size"], modified=when, tag=one["e_tag"] or "")
+    return dict(sorted(entries.items()))
+
+
+def _hub_key(parts: tuple[str, ...]) -> str:
+    """Return where the Hub serves a file: ``owner/model/resolve/REVISION/file``."""
+    owner, model, *rest = parts
+    model, _, revision = model.partition("@")
+    return "/".join((owner, model, "resolve", revision or _REVISION, *rest))
+
+
+def _listed_hub(path: RemotePath) -> dict[str, Entry]:
+    owner, model, *rest = path.parts[1:]
+    model, _, revision = model.partition("@")
+    key = "/".join(("api/models", owner, model, "tree", revision or _REVISION, *rest))
+    try:
+        raw = asked(path, lambda: path.store.get(key).bytes())
+    except FileNotFoundError:
+        return {}
+    entries = {}
+    for one in json.loads(bytes(raw)):
+        name = str(one["path"]).rpartition("/")[2]
+        entries[name] = Entry(path / name, size=int(one.get("size", 0)), directory=one["type"] == "directory",
+                              tag=str(one.get("oid", "")))  # fmt: skip
+    return dict(sorted(entries.items()))

@@ -1,0 +1,241 @@
+"""Objects in stores as files: read in ranges, a few at a time, each answer compared with the first."""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ckptctl.errors import ChangedError, UnreadableError
+from ckptctl.storage.byterange import StoredFile
+from ckptctl.storage.stores import asked, transferred
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from ckptctl.storage.remote import Entry, RemotePath
+
+FIRST = 1 << 20
+"""Bytes of the first request: headers of most files are in them."""
+_STEP = 8 << 20
+"""Bytes of a request when a file is read from its beginning to its end."""
+_AHEAD = 3
+"""So many such requests are under way before they are needed."""
+_SMALL = 64 << 10
+"""Bytes asked for at least, where a file is read here and there."""
+_KEPT = 4
+_SURE = 2
+"""After so many reads that each began where the last one ended, a file is read straight through."""
+_GAP = 64 << 10
+"""Pieces that lie no farther apart are asked for in one."""
+_WORKERS = 32
+_AT_ONCE = 16 << 20
+_pool: list[ThreadPoolExecutor] = []
+_opened: dict[str, Future[RemoteFile]] = {}
+
+
+class RemoteFile(StoredFile):
+    """An object. The first question asks for its first bytes, which are kept; every answer must be of one object.
+
+    `known` is what a listing said of it: then nothing is asked before somebody reads.
+    """
+
+    __slots__ = (
+        "_address", "_expected", "_lock", "_next", "_parts", "_starts", "_straight", "_under_way", "modified", "path",
+        "size", "tag",
+    )  # fmt: skip
+
+    def __init__(self, path: RemotePath, known: Entry | None = None, *, window: int = FIRST) -> None:
+        self.path = self._address = path
+        self._lock = threading.Lock()
+        self._next, self._straight = -1, 0
+        self._under_way: dict[int, Future[memoryview]] = {}
+        self._starts: list[int] = []
+        self._expected: list[memoryview] = []
+        self._parts: list[tuple[int, memoryview]] = [(0, memoryview(b""))]
+        if known:
+            self.size, self.modified, self.tag = known.size, known.modified, known.tag
+        else:
+            meta, data = _first(path, window)
+            self.size, self.modified = int(meta["size"]), float(meta["last_modified"].timestamp())
+            self.tag = meta["e_tag"] or ""
+            self._parts = [(0, data)]
+
+    @property
+    def identity(self) -> tuple[Hashable, ...]:
+        """Address, size and tag of the object."""
+        return str(self.path), self.size, self.tag
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Return `length` bytes at `offset`, or fewer at the end."""
+        wanted = max(0, min(length, self.size - offset))
+        buffer = bytearray(wanted)
+        self.pread_into(memoryview(buffer), offset)
+        return bytes(buffer)
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill `buffer` with the bytes at `offset`; return how many there were."""
+        wanted, done = max(0, min(len(buffer), self.size - offset)), 0
+        with self._lock:
+            self._straight = self._straight + 1 if offset == self._next else 0
+            self._next = offset + wanted
+        while done < wanted:
+            at, data = self._part(offset + done, wanted - done)
+            inside = offset + done - at
+            count = min(wanted - done, len(data) - inside)
+            buffer[done : done + count] = data[inside : inside + count]
+            done += count
+        return done
+
+    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Ask for short pieces, each a position and a length, side by side: they will be read soon."""
+        wanted = sorted((at, min(at + length, self.size)) for at, length in spans if not self._has(at, length))
+        if len(wanted) < 2 or sum(end - at for at, end in wanted) > _AT_ONCE:
+            return
+        merged: list[list[int]] = []
+        for at, end in wanted:
+            if merged and at - merged[-1][1] <= _GAP:
+                merged[-1][1] = max(merged[-1][1], end)
+            else:
+                merged.append([at, end])
+        found = [_workers().submit(self._ask, at, end) for at, end in merged]
+        data = [one.result() for one in found]
+        with self._lock:
+            self._starts, self._expected = [at for at, _ in merged], data
+
+    def again(self) -> RemoteFile:
+        """Return another reader of the same object, which must be as it was.
+
+        Raises
+        ------
+        ChangedError
+            It was replaced by another.
+        """
+        other = RemoteFile(self._address)
+        self._check({"size": other.size, "e_tag": other.tag})
+        return other
+
+    def check_in_place(self) -> None:
+        """Make sure that the object is still the one that was opened."""
+        self.again()
+
+    def release(self) -> None:
+        """Let go of all that was read but the first bytes."""
+        with self._lock:
+            self._parts, self._under_way, self._next = self._parts[:1], {}, -1
+            self._starts, self._expected = [], []
+
+    def _has(self, offset: int, length: int) -> bool:
+        known = self._known(offset, length)
+        return length <= 0 or bool(known and known[0] + len(known[1]) >= offset + length)
+
+    def _known(self, offset: int, length: int) -> tuple[int, memoryview] | None:
+        """Return a part in memory that has at least the first of some bytes, all of them where one does."""
+        inside = [(at, data) for at, data in self._parts if at <= offset < at + len(data)]
+        index = bisect.bisect_right(self._starts, offset) - 1
+        if index >= 0 and offset < self._starts[index] + len(self._expected[index]):
+            inside.append((self._starts[index], self._expected[index]))
+        return next((one for one in inside if one[0] + len(one[1]) >= offset + length), inside[0] if inside else None)
+
+    def _part(self, offset: int, length: int) -> tuple[int, memoryview]:
+        with self._lock:
+            known = self._known(offset, length)
+        if known is not None:
+            return known
+        if self._straight >= _SURE:
+            return self._streamed(offset)
+        if offset < FIRST and not self._parts[0][1]:  # nothing was read yet
+            data = self._ask(0, min(max(FIRST, offset + length), self.size))
+            with self._lock:
+                self._parts[0] = (0, data)
+            return 0, data
+        start = max(0, min(offset, self.size - max(length, _SMALL)))
+        data = self._ask(start, min(offset + min(max(length, _SMALL), _STEP), self.size))
+        with self._lock:
+            self._parts = [*self._parts[:1], *self._parts[1:][-_KEPT:], (start, data)]
+        return start, data
+
+    def _streamed(self, offset: int) -> tuple[int, memoryview]:
+        """Return the next step of a file that is read straight through, and ask for those after it."""
+        with self._lock:
+            for at in range(offset, min(offset + (1 + _AHEAD) * _STEP, self.size), _STEP):
+                if at not in self._under_way:
+                    self._under_way[at] = _workers().submit(self._ask, at, min(at + _STEP, self.size))
+            mine = self._under_way.pop(offset)
+        data = mine.result()
+        with self._lock:
+            self._parts = [self._parts[0], (offset, data)]
+        return offset, data
+
+    def _ask(self, start: int, end: int) -> memoryview:
+        meta, data = _got(self._address, start, end)
+        self._check(meta)
+        return data
+
+    def _check(self, meta: dict[str, Any]) -> None:
+        tag = meta["e_tag"] or ""
+        self.tag = self.tag or tag
+        if meta["size"] != self.size or tag != self.tag:
+            raise ChangedError(
+                f"{self.path}: changed while it was being read",
+                hint="wait until the writer has finished, then run this again",
+            )
+
+
+def _workers() -> ThreadPoolExecutor:
+    if not _pool:
+        _pool.append(ThreadPoolExecutor(_WORKERS, "ckptctl-store"))
+    return _pool[0]
+
+
+def _got(path: RemotePath, start: int, end: int) -> tuple[dict[str, Any], memoryview]:
+    """Ask for some bytes; return what the store says of the object, and them."""
+
+    def call() -> tuple[dict[str, Any], memoryview]:
+        found = path.store.get(path.key, options={"range": (start, end)})
+        return dict(found.meta), memoryview(found.bytes())
+
+    meta, data = asked(path, call)
+    transferred.nbytes += len(data)
+    return meta, data
+
+
+def _first(path: RemotePath, window: int) -> tuple[dict[str, Any], memoryview]:
+    try:
+        return _got(path, 0, window)
+    except UnreadableError:  # nothing can be asked of an empty object but how long it is
+        meta = asked(path, lambda: path.store.head(path.key))
+        if meta["size"]:
+            raise
+        return dict(meta), memoryview(b"")
+
+
+def begin(paths: Iterable[RemotePath], window: int = FIRST) -> None:
+    """Open objects side by side; whoever opens one of them next gets it."""
+    for path in paths:
+        if str(path) not in _opened:
+            _opened[str(path)] = _workers().submit(RemoteFile, path, window=window)
+
+
+def ahead(path: RemotePath) -> RemoteFile:
+    """Open an object for whoever opens it next, and return it."""
+    begin([path])
+    try:
+        return _opened[str(path)].result()
+    except BaseException:
+        del _opened[str(path)]
+        raise
+
+
+def opened(path: RemotePath, window: int = FIRST) -> RemoteFile:
+    """Open an object, or take one that was opened ahead; one that a listing has shown is asked for when it is read."""
+    waiting = _opened.pop(str(path), None)
+    if waiting:
+        return waiting.result()
+    known = path.listed()
+    if known and known.directory:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return RemoteFile(path, known, window=window)

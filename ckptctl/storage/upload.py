@@ -1,0 +1,150 @@
+"""Write objects to stores: in parts, seen by nobody before the last one is there; what is broken off is taken back."""
+
+from __future__ import annotations
+
+import queue
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ckptctl.errors import ChangedError, ExistsError
+from ckptctl.storage.remote import forget
+from ckptctl.storage.stores import asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from ckptctl.storage.remote import RemotePath
+
+_PART = 16 << 20
+"""Bytes of a part: a store takes 10,000 of them, so 160 GB in one object; larger ones take larger parts."""
+_MOST_PARTS = 9_000
+_WAITING = 4
+"""So many blocks wait to be sent."""
+
+
+class _BrokenOffError(Exception):
+    """Ends an upload that is not to be finished."""
+
+
+class Upload:
+    """An object that is being written; it is there from `publish` on. Leaving the context before takes it back.
+
+    Raises
+    ------
+    ExistsError
+        There is an object of that name, and `force` is off.
+    """
+
+    def __init__(self, target: RemotePath, *, force: bool, nbytes: int = 0) -> None:
+        self.target, self.force, self.written = target, force, 0
+        check_free(target, force=force)
+        self._blocks: queue.Queue[bytes | None] = queue.Queue(_WAITING)
+        self._broken = self._done = False
+        self._pool = ThreadPoolExecutor(1, "ckptctl-upload")
+        part = max(_PART, -(-nbytes // _MOST_PARTS))
+        self._sent: Future[Any] = self._pool.submit(self._send, part)
+
+    def __enter__(self) -> Upload:  # noqa: PYI034  # Self came with Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._done:
+            self._broken = True
+            self._give(None)
+        self._pool.shutdown(wait=True)
+
+    def write(self, view: memoryview) -> int:
+        """Take some bytes; return how many."""
+        self._give(bytes(view))
+        self.written += len(view)
+        return len(view)
+
+    def publish(self) -> None:
+        """Send what is left, and let it be seen.
+
+        Raises
+        ------
+        ExistsError
+            Somebody else has written an object of that name meanwhile.
+        ChangedError
+            The store has another number of bytes than were sent.
+        """
+        check_free(self.target, force=self.force)
+        self._give(None)
+        self._sent.result()
+        self._done = True
+        forget()
+        found = asked(self.target, lambda: self.target.store.head(self.target.key))
+        if found["size"] != self.written:
+            raise ChangedError(f"{self.target}: {self.written} bytes were sent, the store has {found['size']}")
+
+    def _give(self, block: bytes | None) -> None:
+        """Hand a block to the sender, if that has not given up."""
+        while True:
+            if self._sent.done():
+                if block is not None:
+                    self._sent.result()
+                return
+            try:
+                self._blocks.put(block, timeout=0.2)
+            except queue.Full:
+                continue
+            return
+
+    def _send(self, part: int) -> Any:
+        """Put the blocks into the store as they come; one request where they are few."""
+        first = self._blocks.get()
+        if first is None:
+            return None if self._broken else self._put(b"")
+        try:
+            return self._put(self._rest(first), use_multipart=True, chunk_size=part, max_concurrency=_WAITING)
+        except _BrokenOffError:
+            return None
+
+    def _put(self, data: object, **options: Any) -> Any:
+        return asked(self.target, lambda: self.target.store.put(self.target.key, data, **options), tries=1)
+
+    def _rest(self, first: bytes) -> Iterator[bytes]:
+        yield first
+        while (block := self._blocks.get()) is not None:
+            yield block
+        if self._broken:
+            raise _BrokenOffError
+
+
+def check_free(target: RemotePath, *, force: bool) -> None:
+    """Make sure that an object may be written.
+
+    Raises
+    ------
+    ExistsError
+        There is one of that name, and `force` is off.
+    """
+    forget()
+    if not force and target.has_object():
+        raise ExistsError(f"{target}: exists already", hint="--force replaces it; -o gives another name")
+
+
+def put_small(target: RemotePath, data: bytes, *, create: bool = False) -> None:
+    """Write a few bytes, in place of what is there or, with `create`, only where nothing is.
+
+    Raises
+    ------
+    ExistsError
+        Something is, and `create` is on.
+    """
+    mode = "create" if create else "overwrite"
+    try:
+        asked(target, lambda: target.store.put(target.key, data, mode=mode, use_multipart=False))
+    except FileExistsError:
+        raise ExistsError(f"{target}: exists already", hint="somebody else has written it meanwhile") from None
+    forget()
+
+
+def delete(target: RemotePath) -> None:
+    """Remove an object, if it is there."""
+    asked(target, lambda: target.store.delete(target.key))
+    forget()

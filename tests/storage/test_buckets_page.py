@@ -1,0 +1,153 @@
+"""The page on buckets does what it says, against a server that speaks S3."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import threading
+import urllib.request
+
+import numpy as np
+import obstore
+import pytest
+import torch
+from moto.server import ThreadedMotoServer
+from obstore.store import S3Store
+from safetensors.numpy import save_file
+
+from ckptctl.storage.remote import forget
+from tests.console import ROOT
+from tests.samples import CORPUS
+from tests.storage.stores import start
+
+PAGE = (ROOT / "docs" / "how-to" / "buckets.md").read_text()
+LINES = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """A server with an empty bucket called training; what it is asked for is counted in `calls`."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "SECRET", "AWS_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    monkeypatch.setattr("ckptctl.storage.stores._stores", {})
+    urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST")).close()
+    urllib.request.urlopen(urllib.request.Request(f"{url}/training", method="PUT")).close()
+    start()
+    store = S3Store("training", client_options={"allow_http": True})
+    yield store, url
+    server.stop()
+
+
+def filled(store, source, prefix):
+    for path in source.rglob("*"):
+        if path.is_file():
+            obstore.put(store, f"{prefix}/{path.relative_to(source).as_posix()}", path.read_bytes())
+
+
+def uploads(url):
+    with urllib.request.urlopen(f"{url}/training?uploads") as answer:
+        return answer.read().count(b"<Upload>")
+
+
+def keys(store):
+    return {one["path"] for batch in obstore.list(store) for one in batch}
+
+
+def test_every_line_of_the_page_runs(s3, ckptctl, tmp_path, monkeypatch):
+    store, url = s3
+    step = CORPUS / "ckptctl" / "ranks_2" / "step_100"
+    filled(store, step, "run/step_100")
+    torch.save({"w": torch.arange(10.0)}, tmp_path / "legacy.pt")
+    obstore.put(store, "legacy.pt", (tmp_path / "legacy.pt").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "step_100").symlink_to(step)
+    assert len(LINES) == 8
+    for line in LINES:
+        done = ckptctl(*shlex.split(line)[1:])
+        assert done.status == 0, (line, done.err)
+        assert "SECRET" not in done.out + done.err
+    assert {"legacy.safetensors", "legacy.safetensors.sha256", "export/model.safetensors"} <= keys(store)
+    made = bytes(obstore.get(store, "legacy.safetensors").bytes())
+    assert made == (tmp_path / "legacy.safetensors").read_bytes()
+    assert uploads(url) == 0
+
+
+def test_large_objects_go_in_parts_shards_before_their_index_and_nothing_is_replaced(s3, ckptctl, tmp_path):
+    store, url = s3
+    rng = np.random.default_rng(1)
+    save_file({f"w{i}": rng.random(3_000_000, np.float32) for i in range(4)}, tmp_path / "x.safetensors")
+    raw = (tmp_path / "x.safetensors").read_bytes()
+    obstore.put(store, "x.safetensors", raw)
+    assert ckptctl("convert", "s3://training/x.safetensors", "-o", "s3://training/y.pt").status == 0
+    assert ckptctl("diff", "s3://training/y.pt", tmp_path / "x.safetensors").status == 0
+    sharded = (
+        "convert",
+        "s3://training/x.safetensors",
+        "-o",
+        "s3://training/s/x.safetensors",
+        "--max-shard-size",
+        "20MB",
+    )
+    assert ckptctl(*sharded).status == 0
+    assert ckptctl("verify", "s3://training/s").out.startswith(
+        "✓ s3://training/s   whole · 4 tensors · digest verified"
+    )
+    again = ckptctl(*sharded)
+    assert (again.status, "exists already" in again.err) == (2, True)
+    assert ckptctl(*sharded, "--force").status == 0
+    assert ckptctl("diff", "s3://training/s", "s3://training/y.pt").status == 0
+    assert ckptctl("convert", "s3://training/y.pt", "-o", "s3://training/y.pt", "--force").status == 2
+    assert uploads(url) == 0
+
+
+def test_a_source_that_turns_out_damaged_leaves_nothing(s3, ckptctl, tmp_path):
+    store, url = s3
+    torch.save({f"w{i}": torch.rand(4_000_000) for i in range(3)}, tmp_path / "x.pt")
+    raw = bytearray((tmp_path / "x.pt").read_bytes())
+    raw[-10_000_000] ^= 1
+    obstore.put(store, "x.pt", bytes(raw))
+    done = ckptctl("convert", "s3://training/x.pt", "-o", "s3://training/x.safetensors")
+    assert done.status == 2
+    assert "CRC" in done.err
+    assert keys(store) == {"x.pt"}
+    assert uploads(url) == 0
+
+
+def test_somebody_else_who_writes_the_same_object_meanwhile_is_not_overwritten(s3, ckptctl, tmp_path, monkeypatch):
+    store, url = s3
+    save_file({"w": np.zeros(9_000_000, np.float32)}, tmp_path / "x.safetensors")
+    from ckptctl.storage import upload
+
+    publish = upload.Upload.publish
+
+    def late(self):
+        obstore.put(store, "y.safetensors", b"theirs")
+        forget()
+        return publish(self)
+
+    monkeypatch.setattr(upload.Upload, "publish", late)
+    done = ckptctl("convert", tmp_path / "x.safetensors", "-o", "s3://training/y.safetensors")
+    assert done.status == 2
+    assert "exists already" in done.err
+    assert bytes(obstore.get(store, "y.safetensors").bytes()) == b"theirs"
+    assert uploads(url) == 0
+
+
+def test_an_upload_does_not_hang_when_the_store_fails(s3, ckptctl, tmp_path, monkeypatch):
+    store, _ = s3
+    save_file({f"w{i}": np.zeros(9_000_000, np.float32) for i in range(6)}, tmp_path / "x.safetensors")
+    before = threading.active_count()
+    done = ckptctl("convert", tmp_path / "x.safetensors", "-o", "s3://nobucket/y.safetensors")
+    assert done.status == 2
+    assert "no such file" in done.err.lower()
+    assert threading.active_count() <= before + 1
+    assert not keys(store)
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == "SECRET"
