@@ -173,4 +173,5 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     if dist.is_initialized():
+        dist.barrier()  # whoever ends while another one still talks to it makes torch abort, now and then
         dist.destroy_process_group()
