@@ -11,7 +11,7 @@ from ckptctl.storage.byterange import LocalFile, StoredFile, unreadable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ckptctl.storage.remote import Entry
+    from ckptctl.storage.listing import Entry
 
 
 class Listed(Protocol):

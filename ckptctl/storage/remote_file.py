@@ -16,7 +16,8 @@ from ckptctl.storage.stores import asked, transferred
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from ckptctl.storage.remote import Entry, RemotePath
+    from ckptctl.storage.listing import Entry
+    from ckptctl.storage.remote import RemotePath
 
 FIRST = 1 << 20
 """Bytes of the first request: headers of most files are in them."""

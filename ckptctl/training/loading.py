@@ -12,7 +12,8 @@ from ckptctl.checks.digests import recorded_digest
 from ckptctl.checks.intact import Outcome, check_bytes
 from ckptctl.errors import CkptctlError, CorruptError, UnsupportedError, UsageError, counted
 from ckptctl.layouts import scan, split
-from ckptctl.layouts.saved_ranks import manifest_of, rank_of, rank_tensors
+from ckptctl.layouts.joined_ranks import rank_tensors
+from ckptctl.layouts.saved_ranks import manifest_of, rank_of
 from ckptctl.model import Component, Severity
 from ckptctl.ops.verify import Level
 from ckptctl.ops.verify.run import latest_good as newest_good
