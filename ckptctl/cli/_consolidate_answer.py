@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptctl.cli._convert_options import told
 from ckptctl.cli._output import Printer, joined, print_json, to_json
 from ckptctl.cli._progress import Bar, stopped_by_sigterm
 from ckptctl.cli._rewrite_text import details, head, tensor_rows
@@ -26,6 +27,8 @@ def answer(plan: ConsolidatePlan, *, dry_run: bool, json: bool, brief: bool, qui
     else:
         with stopped_by_sigterm(), Bar(plan.nbytes, shown=not quiet) as bar:
             report = plan.apply(bar.advance)
+    if not dry_run and told(plan.options.share):
+        return
     if json and not quiet:
         print_json({"schema": _SCHEMA, "dry_run": dry_run, "consolidation": to_json(report)})
     elif not quiet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptctl.cli._convert_options import told
 from ckptctl.cli._output import Printer, print_json, to_json
 from ckptctl.cli._progress import Bar, stopped_by_sigterm
 from ckptctl.cli._rewrite_text import details, head, tensor_rows
@@ -41,7 +42,8 @@ class Answer:
         """Write what is planned, and show it."""
         with stopped_by_sigterm(), Bar(one.nbytes, shown=not self.quiet) as bar:
             report = one.apply(bar.advance)
-        self._add(report)
+        if not told(one.options.share):
+            self._add(report)
 
     def finish(self) -> None:
         """Print the document, if one was asked for."""

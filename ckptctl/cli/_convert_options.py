@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,10 +97,36 @@ NoCheck = Annotated[
     bool,
     typer.Option("--no-check", help="Copy without looking at the bytes; implies --no-digest.", rich_help_panel=_SAFETY),
 ]
+Part = Annotated[
+    str | None,
+    typer.Option(
+        "--part", metavar="I/N", help="Be one worker of several; auto: as the launcher says.", rich_help_panel=_SAFETY
+    ),
+]
+Continue = Annotated[
+    bool, typer.Option("--continue", help="Take up files that an earlier attempt finished.", rich_help_panel=_SAFETY)
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.", rich_help_panel=_SAFETY)]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.", rich_help_panel=OUTPUT)
 ]
+
+
+def worker(part: str | None, *, resume: bool) -> dict[str, Any]:
+    """Return which worker of several this is, as fields of the options of a rewrite."""
+    if part is None and not resume:
+        return {}
+    from ckptctl.rewrite.shares import Share, parse_share
+
+    return {"share": parse_share(part) if part is not None else Share(0, 1), "resume": resume}
+
+
+def told(share: Any) -> bool:
+    """Whether this worker only says on stderr what it did: the first one answers for all."""
+    if share is None or not share.index:
+        return False
+    sys.stderr.write(f"ckptctl: part {share.index} of {share.count} is done\n")
+    return True
 
 
 def selected(only: Only | None, include: list[str] | None, exclude: list[str] | None) -> dict[str, Any]:

@@ -46,6 +46,8 @@ def run(  # the words of convert, and some more
     max_shard_size: writing.MaxShardSize = None,
     copy_files: given.CopyFiles = False,
     workers: given.Workers = 1,
+    part: writing.Part = None,
+    resume: writing.Continue = False,
     no_digest: writing.NoDigest = False,
     no_check: writing.NoCheck = False,
     force: writing.Force = False,
@@ -67,6 +69,7 @@ def run(  # the words of convert, and some more
         **writing.changed(strip_prefix, rename, dtype, cast_all, allow_overflow, untie),
         **writing.manner(max_shard_size, no_digest, no_check, force),
         **writing.kept(densify=False, drop_foreign=drop_foreign, plain=False), workers=workers,
+        **writing.worker(part, resume=resume),
     )  # fmt: skip
     made = plan(directory, output, wanted, chosen)
     return guarded(lambda: answer(made, dry_run=dry_run, json=json, brief=brief, quiet=quiet), as_json=json)

@@ -43,6 +43,8 @@ def run(
     drop_foreign: given.DropForeign = False,
     plain: given.Plain = False,
     max_shard_size: given.MaxShardSize = None,
+    part: given.Part = None,
+    resume: given.Continue = False,
     no_digest: given.NoDigest = False,
     no_check: given.NoCheck = False,
     force: given.Force = False,
@@ -59,8 +61,8 @@ def run(
         **given.selected(only, include, exclude),
         **given.changed(strip_prefix, rename, dtype, cast_all, allow_overflow, untie),
         **given.kept(densify, drop_foreign, plain),
-        **given.manner(max_shard_size, no_digest, no_check, force),
-    )
+        **given.manner(max_shard_size, no_digest, no_check, force), **given.worker(part, resume=resume),
+    )  # fmt: skip
     plans, errors = plan(sources, output, chosen, everything=only is given.Only.ALL)
     answer = Answer(json=json, quiet=quiet, brief=brief)
     step = answer.preview if dry_run else answer.carry_out

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import re
 
     from ckptctl.model import Component, DType
+    from ckptctl.rewrite.shares import Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class Options:
         In bytes: write shards of at most that size, and an index.
     workers
         How many threads write one safetensors file.
+    share, resume
+        Which worker of several this is; whether to take up files that an earlier attempt has finished.
     digest, sidecar, check, force
         Work out the SHA-256, and write it beside; check the source's checksums on the way; replace what is there.
     """
@@ -53,6 +56,8 @@ class Options:
     plain: bool = False
     max_shard_size: int | None = None
     workers: int = 1
+    share: Share | None = None
+    resume: bool = False
     digest: bool = True
     sidecar: bool = True
     check: bool = True

@@ -10,13 +10,14 @@ from ckptctl.model import Component
 from ckptctl.ops.consolidate.beside import Copied, copy_files, files_to_copy
 from ckptctl.ops.consolidate.doubts import absent_names, check, doubts, ignored, ranks_of
 from ckptctl.ops.consolidate.source import source_of, without_tensors
-from ckptctl.rewrite.carry_out import carry_out, check_outputs
+from ckptctl.rewrite.carry_out import carry_out
 from ckptctl.rewrite.cuts import Cuts
 from ckptctl.rewrite.joining import joined
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
+from ckptctl.rewrite.shares import checked, shared_out
 from ckptctl.runs import open_one
 from ckptctl.storage import address
 
@@ -90,8 +91,10 @@ class ConsolidatePlan:
         CkptctlError
             It could not be done; nothing was changed. Or a file beside the shards could not be copied after it was.
         """
-        outcome = carry_out(self.outputs, self.prepared.source.files, self.options, progress)
-        copy_files(self.copies, force=self.options.force)
+        write = shared_out if self.options.share else carry_out
+        outcome = write(self.outputs, self.prepared.source.files, self.options, progress)
+        if not self.options.share or not self.options.share.index:
+            copy_files(self.copies, force=self.options.force)
         return self._report(described(self.prepared, self.outputs, self.nbytes, outcome, checked=self.options.check))
 
     def _report(self, output: RewriteReport) -> ConsolidateReport:
@@ -166,7 +169,7 @@ def plan(path: Path, out: Path | None, wanted: Wanted, options: Options) -> Cons
         prepared = prepare(source, inner, safetensors=target.suffix == SAFETENSORS)
         prepared = replace(prepared, warnings=(*prepared.warnings, *doubts(checkpoint, chosen, parts, wanted.cuts)))
         outputs = lay_out(prepared, target, inner, shards={})
-    nbytes = check_outputs(outputs, source.files, options)
+    nbytes = checked(outputs, source.files, options)
     copies = files_to_copy(checkpoint, target.parent, force=options.force) if wanted.copy_files else ()
     return ConsolidatePlan(
         checkpoint=checkpoint,

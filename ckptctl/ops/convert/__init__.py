@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CkptctlError, UsageError, about
 from ckptctl.ops.convert.sources import find_sources
 from ckptctl.ops.convert.targets import shard_names, target_of
-from ckptctl.rewrite.carry_out import carry_out, check_outputs
+from ckptctl.rewrite.carry_out import carry_out
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
+from ckptctl.rewrite.shares import checked, shared_out
 from ckptctl.storage import address
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class ConvertPlan:
         CkptctlError
             It could not be done; nothing was changed.
         """
-        outcome = carry_out(self.outputs, self.prepared.source.files, self.options, progress)
+        write = shared_out if self.options.share else carry_out
+        outcome = write(self.outputs, self.prepared.source.files, self.options, progress)
         return described(self.prepared, self.outputs, self.nbytes, outcome, checked=self.options.check)
 
 
@@ -95,10 +97,14 @@ def plan(
     several = len(found) > 1
     if several and out is not None and (out.suffix or out.exists()) and not out.is_dir():
         raise UsageError(f"{out}: {len(found)} sources cannot be written to one file", hint="give a directory with -o")
-    for source, inner in found:
+    share = options.share
+    for number, (source, inner) in enumerate(found):
+        if share and several and number % share.count != share.index:
+            continue  # of many sources each worker takes some, whole
+        chosen = replace(inner, share=None) if several else inner
         try:
-            plans.append(_planned(source, out, inner, several=several))
-        except CkptctlError as error:  # noqa: PERF203  # one that cannot be done does not stop the rest
+            plans.append(_planned(source, out, chosen, several=several))
+        except CkptctlError as error:  # one that cannot be done does not stop the rest
             errors.append(error)
     _check_apart(plans)
     return plans, errors
@@ -110,7 +116,7 @@ def _planned(source: Source, out: Path | None, options: Options, *, several: boo
     with about(source.path):
         prepared = prepare(source, options, safetensors=target.suffix == SAFETENSORS)
         outputs = lay_out(prepared, target, options, shards={} if given else shard_names(source))
-    nbytes = check_outputs(outputs, source.files, options)
+    nbytes = checked(outputs, source.files, options)
     return ConvertPlan(prepared=prepared, outputs=outputs, options=options, nbytes=nbytes)
 
 

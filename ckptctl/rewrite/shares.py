@@ -1,0 +1,286 @@
+"""Several workers, one result: each writes some of the files, and the first one commits when all are there.
+
+They need nothing of each other but the place that they write to: a file that is finished has a marker, in a directory
+beside the files, with its digest and with what it was planned from. A worker that dies leaves no result, and its
+finished files for the next attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CkptctlError, CorruptError, ExistsError, UnreadableError, UsageError
+from ckptctl.rewrite.carry_out import Outcome, Written, carry_out, check_outputs
+from ckptctl.rewrite.outputs import Outputs
+from ckptctl.storage import entries_of, has_file, is_remote, open_file
+from ckptctl.storage.atomic import flush_directory, remove, write_small
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ckptctl.model import Contents
+    from ckptctl.rewrite.options import Options
+    from ckptctl.rewrite.outputs import OutputFile
+
+SCHEMA = "ckptctl.part/1"
+_PART = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
+_PAIRS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"),
+)
+"""Variables of torchrun, Slurm, Open MPI, MPICH, and of an indexed job of Kubernetes that sets the second one."""
+_PAUSE, _PATIENCE = 0.2, 3600.0
+"""Seconds between two looks at what the others have finished, and without any news before the first one gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One worker of several: its number, from 0, and how many there are."""
+
+    index: int
+    count: int
+
+
+def parse_share(text: str, environment: Mapping[str, str] = os.environ) -> Share:
+    """Return which worker this is: ``i/n``, or ``auto`` for what the launcher has put into the environment.
+
+    Raises
+    ------
+    UsageError
+        It is neither, or nothing is in the environment.
+    """
+    if text == "auto":
+        for index, count in _PAIRS:
+            if index in environment and count in environment:
+                text = f"{environment[index]}/{environment[count]}"
+                break
+        else:
+            names = ", ".join(f"{index}/{count}" for index, count in _PAIRS)
+            raise UsageError("--part auto: no launcher has said which part this is", hint=f"--part 0/4; or set {names}")
+    found = _PART.fullmatch(text)
+    if not found or not int(found[1]) < int(found[2]):
+        raise UsageError(
+            f"--part {text[:40]!r}: not a part of several", hint="--part 0/4 to --part 3/4, or --part auto"
+        )
+    return Share(int(found[1]), int(found[2]))
+
+
+def shared_out(
+    outputs: Outputs, inputs: tuple[Contents, ...], options: Options, progress: Callable[[int], None]
+) -> Outcome:
+    """Write the files that are this worker's; as the first one, wait for those of the others, and write the index.
+
+    Raises
+    ------
+    CkptctlError
+        It could not be done, or another worker could not; there is no index then.
+    """
+    share = options.share or Share(0, 1)
+    markers = _Markers(outputs, inputs)
+    mine = owned(outputs.files, share)
+    start, verified, overflows = time.monotonic(), 0, dict[str, int]()
+    if share.index and not mine:
+        return Outcome(files=(), seconds=0, verified=0, overflows={})
+    markers.begin(share)
+    try:
+        todo = [file for file in mine if not (markers.finished(file) and (options.resume or not options.force))]
+        progress(sum(file.writer.nbytes for file in mine) - sum(file.writer.nbytes for file in todo))
+        if todo and outputs.index and options.force:
+            remove(outputs.index)  # an old one would join new files to old ones
+        for file in todo:
+            alone = replace(options, share=None, force=options.force or options.resume)
+            made = carry_out(Outputs(files=(file,)), inputs, alone, progress)
+            verified += made.verified
+            overflows |= made.overflows
+            markers.finish(made.files[0])
+        files = markers.all(progress, mine) if share.index == 0 else tuple(markers.told(file) for file in mine)
+        if share.index == 0:
+            _commit(outputs, markers)
+    except BaseException as error:
+        markers.fail(share, error)
+        raise
+    seconds = time.monotonic() - start
+    return Outcome(files=files, seconds=seconds, verified=verified, overflows=overflows)
+
+
+def owned(files: tuple[OutputFile, ...], share: Share) -> tuple[OutputFile, ...]:
+    """Return the files of one worker: the largest first, each to whoever has least so far."""
+    loads = [0] * share.count
+    mine = []
+    for file in sorted(files, key=lambda one: (-one.writer.nbytes, one.path.name)):
+        to = loads.index(min(loads))
+        loads[to] += file.writer.nbytes
+        if to == share.index:
+            mine.append(file)
+    return tuple(mine)
+
+
+def checked(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) -> int:
+    """Make sure, before anything is written, that all of it can be; return how many bytes it will be.
+
+    Of several workers, each looks at its own files: what others have finished meanwhile is no obstacle.
+
+    Raises
+    ------
+    ExistsError
+        There is something that is not to be replaced; or an earlier attempt has finished files.
+    NoSpaceError
+        It does not fit.
+    """
+    if not options.share:
+        return check_outputs(outputs, inputs, options)
+    nbytes = check_outputs(outputs, inputs, replace(options, force=True))
+    if not options.force:
+        _check_shared(outputs, inputs, options)
+    return nbytes
+
+
+def _check_shared(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) -> None:
+    markers = _Markers(outputs, inputs)
+    mine = {file.path for file in owned(outputs.files, options.share or Share(0, 1))}
+    if not mine:
+        return
+    for file in outputs.files:
+        finished = markers.finished(file)
+        if finished and file.path in mine and not options.resume:
+            raise ExistsError(
+                f"{file.path}: an earlier attempt has finished it", hint="--continue takes it up, --force begins anew"
+            )
+        if not finished and file.path in mine and has_file(file.path) and not options.resume:
+            raise ExistsError(f"{file.path}: exists already", hint="--force replaces it; -o gives another name")
+    if outputs.index and has_file(outputs.index):
+        raise ExistsError(f"{outputs.index}: exists already", hint="--force replaces it; -o gives another name")
+
+
+def _commit(outputs: Outputs, markers: _Markers) -> None:
+    """Write the index, from which on the result is there; and clear the markers away."""
+    if outputs.index:
+        remove(outputs.index)
+        write_small(outputs.index, outputs.index_text.encode(), create=True)
+        flush_directory(outputs.index.parent)
+    markers.clear()
+
+
+class _Markers:
+    """The markers of finished files, in a directory beside them."""
+
+    def __init__(self, outputs: Outputs, inputs: tuple[Contents, ...]) -> None:
+        first = outputs.index or outputs.files[0].path
+        self._files = outputs.files
+        self._directory = first.parent / f".{first.name}.ckptctl-parts"
+        self._plan = _plan_of(outputs, inputs)
+
+    def begin(self, share: Share) -> None:
+        """Make the directory, and take back that an earlier attempt of this worker failed."""
+        if not is_remote(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+        if has_file(self._failure(share.index)):
+            remove(self._failure(share.index))
+
+    def finished(self, file: OutputFile) -> Written | None:
+        """Return what is known of a file that this very plan has finished; None if it has not."""
+        path = self._directory / f"{file.path.name}.json"
+        if not has_file(path):
+            return None
+        try:
+            found = json.loads(open_file(path).range().read())
+            made = Written(path=file.path, nbytes=int(found["nbytes"]), sha256=str(found["sha256"]))
+            same = (found["schema"], found["plan"]) == (SCHEMA, self._plan)
+            same = same and open_file(file.path).size == made.nbytes
+        except (CkptctlError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+        return made if same else None
+
+    def told(self, file: OutputFile) -> Written:
+        """Return what is known of a file that was finished just now.
+
+        Raises
+        ------
+        CorruptError
+            It is not any more.
+        """
+        found = self.finished(file)
+        if not found:
+            raise CorruptError(f"{file.path}: it was changed, or its marker was, since it was written")
+        return found
+
+    def finish(self, written: Written) -> None:
+        """Say that a file is finished."""
+        document = {"schema": SCHEMA, "plan": self._plan, "nbytes": written.nbytes, "sha256": written.sha256}
+        write_small(self._directory / f"{written.path.name}.json", json.dumps(document).encode())
+        flush_directory(self._directory)
+
+    def fail(self, share: Share, error: BaseException) -> None:
+        """Tell the first worker that this one has failed, and why."""
+        text = error.message if isinstance(error, CkptctlError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError, CkptctlError):  # it may be the very disk that failed
+            write_small(self._failure(share.index), json.dumps({"message": text}).encode())
+
+    def all(self, progress: Callable[[int], None], mine: tuple[OutputFile, ...]) -> tuple[Written, ...]:
+        """Wait until every file is finished.
+
+        Raises
+        ------
+        UnreadableError
+            Another worker has failed, or there was no news for an hour.
+        """
+        found: dict[Path, Written] = {}
+        own = {file.path for file in mine}
+        news = time.monotonic()
+        while len(found) < len(self._files):
+            for file in self._files:
+                made = None if file.path in found else self.finished(file)
+                if made:
+                    found[file.path], news = made, time.monotonic()
+                    progress(0 if file.path in own else made.nbytes)
+            self._check_failures()
+            if time.monotonic() - news > _PATIENCE:
+                lost = next(file.path for file in self._files if file.path not in found)
+                raise UnreadableError(f"{lost}: no worker has finished it", hint="--continue takes up what is there")
+            if len(found) < len(self._files):
+                time.sleep(_PAUSE)
+        return tuple(found[file.path] for file in self._files)
+
+    def clear(self) -> None:
+        """Remove them all."""
+        for entry in entries_of(self._directory):
+            remove(self._directory / entry.name)
+        if not is_remote(self._directory):
+            self._directory.rmdir()
+
+    def _check_failures(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for entry in entries_of(self._directory):
+                number = re.fullmatch(r"part-([0-9]+)\.failed", entry.name)
+                if number and int(number[1]):
+                    message = json.loads(open_file(self._directory / entry.name).range().read())["message"]
+                    raise UnreadableError(
+                        f"part {number[1]}: {message}", hint="--continue takes up what the others have finished"
+                    )
+
+    def _failure(self, index: int) -> Path:
+        return self._directory / f"part-{index}.failed"
+
+
+def _plan_of(outputs: Outputs, inputs: tuple[Contents, ...]) -> str:
+    """Return a digest of what is to be written and of what it is made from: equal for all workers of one attempt."""
+    digest = hashlib.sha256(outputs.index_text.encode())
+    for file in outputs.files:
+        items = [(name, item.stored.dtype.name, item.stored.shape) for name, item in file.items.items()]
+        digest.update(repr((file.path.name, file.writer.nbytes, items, sorted(file.metadata.items()))).encode())
+    for contents in inputs:
+        source = contents.range.file
+        found = None if is_remote(source.path) else source.path.stat().st_mtime_ns
+        digest.update(repr((source.path.name, source.size, found, contents.range.offset)).encode())
+    return digest.hexdigest()
