@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.digests import SUMS, OnRecord, Recorded
@@ -22,6 +23,8 @@ from ckptctl.storage import ByteRange, StoredFile, open_file
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from ckptctl.checks.gather import Gathering
 
 
 _BLOCK = 1 << 20
@@ -82,21 +85,36 @@ class BytesReport:
 
 
 def check_bytes(
-    checkpoint: Checkpoint, *, root: Path | None = None, digest_all: bool = False, progress: Progress = lambda _: None
+    checkpoint: Checkpoint,
+    *,
+    root: Path | None = None,
+    digest_all: bool = False,
+    gathering: Gathering | None = None,
+    progress: Progress = lambda _: None,
 ) -> BytesReport:
     """Compare the bytes of a checkpoint with all that is on record of them; `digest_all` hashes the other files too.
 
-    `root` is the directory of the whole: every file that a ``SHA256SUMS`` in it lists must be there.
+    `root` is the directory of the whole: every file that a ``SHA256SUMS`` in it lists must be there. With `gathering`
+    this is one worker of several, which reads its own files; the first one takes up what the others found.
     """
     files = _files(checkpoint, root)
-    jobs: list[Callable[[], int]] = []
-    for one in files:
+    if gathering:
+        gathering.begin(files)
+    jobs: list[tuple[FileBytes, Callable[[], int]]] = []
+    for one in gathering.mine(files) if gathering else files:
         if one.recorded or digest_all:
-            jobs.append(lambda one=one: _digest(one, progress))  # type: ignore[misc]
+            jobs.append((one, partial(_digest, one, progress)))
         if one.checksums:
-            jobs.append(lambda one=one: _crc(one, progress))  # type: ignore[misc]
+            jobs.append((one, partial(_crc, one, progress)))
     with ThreadPoolExecutor(max(os.cpu_count() or 1, 1)) as pool:
-        read = sum(pool.map(lambda job: job(), jobs))
+        counts = list(pool.map(lambda job: job[1](), jobs))
+    read = sum(counts)
+    if gathering and gathering.share.index:
+        for one in gathering.mine(files):
+            gathering.tell(one, sum(count for (file, _), count in zip(jobs, counts, strict=True) if file is one))
+        files = gathering.mine(files)
+    elif gathering:
+        read += gathering.gather(files)
     by_name = {one.path.name: one.digest for one in files}
     for one in files:
         _compare(one, by_name)

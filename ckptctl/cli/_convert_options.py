@@ -116,7 +116,7 @@ def worker(part: str | None, *, resume: bool) -> dict[str, Any]:
     """Return which worker of several this is, as fields of the options of a rewrite."""
     if part is None and not resume:
         return {}
-    from ckptctl.rewrite.shares import Share, parse_share
+    from ckptctl.storage.share import Share, parse_share
 
     return {"share": parse_share(part) if part is not None else Share(0, 1), "resume": resume}
 

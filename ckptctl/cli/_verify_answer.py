@@ -73,6 +73,8 @@ class Answer:
         return self._add(future.result())
 
     def _add(self, report: VerifyReport) -> int:
+        if self.level.share and self.level.share.index:
+            return TROUBLE if report.judgement is Judgement.UNSEEN else OK  # the first one judges
         self.counts[_kind(report)] += 1
         self.read += report.read
         if self.json:
@@ -88,6 +90,10 @@ class Answer:
         return _STATUS[report.judgement]
 
     def _finish(self) -> None:
+        share = self.level.share
+        if share and share.index:
+            sys.stderr.write(f"ckptctl: part {share.index} of {share.count} is done\n")
+            return
         if self.json:
             print_json({"schema": "ckptctl.verify/1", "checkpoints": self.documents})
         if self.printer and sum(self.counts.values()) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,6 +36,10 @@ AllowGlobal = Annotated[
         rich_help_panel=_HOW,
     ),
 ]
+Part = Annotated[
+    str | None,
+    typer.Option("--part", metavar="I/N", help="Be one worker of several; auto: as the launcher says."),
+]
 Write = Annotated[bool, typer.Option("--write", help="Write digests of what is good.", rich_help_panel=OUTPUT)]
 LatestGood = Annotated[
     bool,
@@ -45,3 +49,12 @@ LatestGood = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+
+
+def share(part: str | None) -> Any:
+    """Return which worker of several this is; None for the only one."""
+    if part is None:
+        return None
+    from ckptctl.storage.share import parse_share
+
+    return parse_share(part)

@@ -32,6 +32,7 @@ def run(
     strict: given.Strict = False,
     allow_global: given.AllowGlobal = None,
     write: given.Write = False,
+    part: given.Part = None,
     latest_good: given.LatestGood = False,
     json: options.Json = False,
     brief: options.Brief = False,
@@ -50,6 +51,7 @@ def run(
         allowed=frozenset(allow_global or ()),
         require=Verdict(require.value) if require else None,
         write=write,
+        share=given.share(part),
     )
     if latest_good:
         return newest(paths, level, as_json=json)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import re
 
     from ckptctl.model import Component, DType
-    from ckptctl.rewrite.shares import Share
+    from ckptctl.storage.share import Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,20 +10,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError, CorruptError, ExistsError, UnreadableError, UsageError
+from ckptctl.errors import CkptctlError, CorruptError, ExistsError, UnreadableError
 from ckptctl.rewrite.carry_out import Outcome, Written, carry_out, check_outputs
 from ckptctl.rewrite.outputs import Outputs
 from ckptctl.storage import entries_of, has_file, is_remote, open_file
 from ckptctl.storage.atomic import flush_directory, remove, write_small
+from ckptctl.storage.share import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from ckptctl.model import Contents
@@ -31,49 +31,9 @@ if TYPE_CHECKING:
     from ckptctl.rewrite.outputs import OutputFile
 
 SCHEMA = "ckptctl.part/1"
-_PART = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
-_PAIRS = (
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"),
-)
-"""Variables of torchrun, Slurm, Open MPI, MPICH, and of an indexed job of Kubernetes that sets the second one."""
-_PAUSE, _PATIENCE = 0.2, 3600.0
-"""Seconds between two looks at what the others have finished, and without any news before the first one gives up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One worker of several: its number, from 0, and how many there are."""
-
-    index: int
-    count: int
-
-
-def parse_share(text: str, environment: Mapping[str, str] = os.environ) -> Share:
-    """Return which worker this is: ``i/n``, or ``auto`` for what the launcher has put into the environment.
-
-    Raises
-    ------
-    UsageError
-        It is neither, or nothing is in the environment.
-    """
-    if text == "auto":
-        for index, count in _PAIRS:
-            if index in environment and count in environment:
-                text = f"{environment[index]}/{environment[count]}"
-                break
-        else:
-            names = ", ".join(f"{index}/{count}" for index, count in _PAIRS)
-            raise UsageError("--part auto: no launcher has said which part this is", hint=f"--part 0/4; or set {names}")
-    found = _PART.fullmatch(text)
-    if not found or not int(found[1]) < int(found[2]):
-        raise UsageError(
-            f"--part {text[:40]!r}: not a part of several", hint="--part 0/4 to --part 3/4, or --part auto"
-        )
-    return Share(int(found[1]), int(found[2]))
+_PAUSE, _PATIENCE, _GRACE, _OLDEST = 0.2, 3600.0, 10.0, 900.0
+"""Seconds between two looks at what the others have finished; without any news before the first one gives up; until it
+takes a failure that was there when it began for one of this attempt, and how old that may be."""
 
 
 def shared_out(
@@ -89,7 +49,7 @@ def shared_out(
     share = options.share or Share(0, 1)
     markers = _Markers(outputs, inputs)
     mine = owned(outputs.files, share)
-    start, verified, overflows = time.monotonic(), 0, dict[str, int]()
+    start, overflows = time.monotonic(), dict[str, int]()
     if share.index and not mine:
         return Outcome(files=(), seconds=0, verified=0, overflows={})
     markers.begin(share)
@@ -101,9 +61,8 @@ def shared_out(
         for file in todo:
             alone = replace(options, share=None, force=options.force or options.resume)
             made = carry_out(Outputs(files=(file,)), inputs, alone, progress)
-            verified += made.verified
             overflows |= made.overflows
-            markers.finish(made.files[0])
+            markers.finish(made.files[0], made.verified)
         files = markers.all(progress, mine) if share.index == 0 else tuple(markers.told(file) for file in mine)
         if share.index == 0:
             _commit(outputs, markers)
@@ -111,19 +70,13 @@ def shared_out(
         markers.fail(share, error)
         raise
     seconds = time.monotonic() - start
-    return Outcome(files=files, seconds=seconds, verified=verified, overflows=overflows)
+    return Outcome(files=files, seconds=seconds, verified=sum(markers.verified.values()), overflows=overflows)
 
 
 def owned(files: tuple[OutputFile, ...], share: Share) -> tuple[OutputFile, ...]:
-    """Return the files of one worker: the largest first, each to whoever has least so far."""
-    loads = [0] * share.count
-    mine = []
-    for file in sorted(files, key=lambda one: (-one.writer.nbytes, one.path.name)):
-        to = loads.index(min(loads))
-        loads[to] += file.writer.nbytes
-        if to == share.index:
-            mine.append(file)
-    return tuple(mine)
+    """Return the files of one worker."""
+    owners = share.owners([one.writer.nbytes for one in files], [one.path.name for one in files])
+    return tuple(file for file, owner in zip(files, owners, strict=True) if owner == share.index)
 
 
 def checked(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) -> int:
@@ -180,6 +133,8 @@ class _Markers:
         self._files = outputs.files
         self._directory = first.parent / f".{first.name}.ckptctl-parts"
         self._plan = _plan_of(outputs, inputs)
+        self.verified: dict[Path, int] = {}
+        self._began = time.time()
 
     def begin(self, share: Share) -> None:
         """Make the directory, and take back that an earlier attempt of this worker failed."""
@@ -198,6 +153,7 @@ class _Markers:
             made = Written(path=file.path, nbytes=int(found["nbytes"]), sha256=str(found["sha256"]))
             same = (found["schema"], found["plan"]) == (SCHEMA, self._plan)
             same = same and open_file(file.path).size == made.nbytes
+            self.verified[file.path] = int(found["verified"])
         except (CkptctlError, ValueError, TypeError, KeyError, AttributeError):
             return None
         return made if same else None
@@ -215,17 +171,25 @@ class _Markers:
             raise CorruptError(f"{file.path}: it was changed, or its marker was, since it was written")
         return found
 
-    def finish(self, written: Written) -> None:
-        """Say that a file is finished."""
-        document = {"schema": SCHEMA, "plan": self._plan, "nbytes": written.nbytes, "sha256": written.sha256}
+    def finish(self, written: Written, verified: int) -> None:
+        """Say that a file is finished, and how many records were compared for it."""
+        document: dict[str, object] = {
+            "schema": SCHEMA,
+            "plan": self._plan,
+            "nbytes": written.nbytes,
+            "sha256": written.sha256,
+        }
+        document["verified"] = verified
         write_small(self._directory / f"{written.path.name}.json", json.dumps(document).encode())
         flush_directory(self._directory)
 
     def fail(self, share: Share, error: BaseException) -> None:
-        """Tell the first worker that this one has failed, and why."""
+        """Tell the first worker that this one has failed, and why; not that somebody stopped it."""
+        if not isinstance(error, Exception):
+            return
         text = error.message if isinstance(error, CkptctlError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError, CkptctlError):  # it may be the very disk that failed
-            write_small(self._failure(share.index), json.dumps({"message": text}).encode())
+            write_small(self._failure(share.index), json.dumps({"message": text, "at": time.time()}).encode())
 
     def all(self, progress: Callable[[int], None], mine: tuple[OutputFile, ...]) -> tuple[Written, ...]:
         """Wait until every file is finished.
@@ -264,10 +228,13 @@ class _Markers:
             for entry in entries_of(self._directory):
                 number = re.fullmatch(r"part-([0-9]+)\.failed", entry.name)
                 if number and int(number[1]):
-                    message = json.loads(open_file(self._directory / entry.name).range().read())["message"]
-                    raise UnreadableError(
-                        f"part {number[1]}: {message}", hint="--continue takes up what the others have finished"
-                    )
+                    said = json.loads(open_file(self._directory / entry.name).range().read())
+                    before = self._began - said["at"]  # of an attempt that came before, its worker takes it back
+                    if before <= 0 or (before < _OLDEST and time.time() - self._began > _GRACE):
+                        raise UnreadableError(
+                            f"part {number[1]}: {said['message']}",
+                            hint="--continue takes up what the others have finished",
+                        )
 
     def _failure(self, index: int) -> Path:
         return self._directory / f"part-{index}.failed"

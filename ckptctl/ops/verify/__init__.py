@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ckptctl.checks.gather import Gathering
     from ckptctl.checks.resumable import ResumeReport
     from ckptctl.checks.structure import Looked
     from ckptctl.model import Checkpoint
@@ -48,7 +49,10 @@ def verify(
     report = _described(shown, looked)
     findings = list(looked.findings)
     if not asked.quick:
-        found = check_bytes(looked.checkpoint, root=where, digest_all=asked.write, progress=progress)
+        gathering = _gathering(shown, asked)
+        found = check_bytes(
+            looked.checkpoint, root=where, digest_all=asked.write, gathering=gathering, progress=progress
+        )
         findings += [*found.findings, *safety(looked.checkpoint, allowed=asked.allowed)]
         report = replace(
             report,
@@ -60,7 +64,8 @@ def verify(
         )
         if asked.strict:
             findings = _strictly(shown, findings, found.outcome)
-    if asked.values:
+    first = not asked.share or not asked.share.index
+    if asked.values and first:
         from ckptctl.checks.finite import check_values  # noqa: PLC0415  # NumPy, only for those who ask
         from ckptctl.checks.halves import check_halves  # noqa: PLC0415  # and so does this
 
@@ -71,7 +76,15 @@ def verify(
         findings += _required(shown, resume, asked.require)
         report = replace(report, resume=resume)
     report = replace(report, findings=tuple(findings), judgement=judged(tuple(findings), seen=True))
-    return write_digests(report, whole=names is None) if asked.write and report.good else report
+    return write_digests(report, whole=names is None) if asked.write and report.good and first else report
+
+
+def _gathering(path: Path, asked: Level) -> Gathering | None:
+    if not asked.share:
+        return None
+    from ckptctl.checks.gather import Gathering  # noqa: PLC0415  # for one worker of several
+
+    return Gathering(share=asked.share, place=path.parent / f".{path.name}.ckptctl-verify")
 
 
 def _described(path: Path, looked: Looked) -> VerifyReport:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ckptctl.checks.resumable import ResumeReport, Verdict
     from ckptctl.model import Finding, Found
+    from ckptctl.storage.share import Share
 
 
 _UNSEEN = frozenset({UnreadableError.slug, MissingExtraError.slug})
@@ -36,7 +37,8 @@ class Level:
     """How far to look. Structure always; bytes and safety unless `quick`; values and resume if asked for.
 
     `strict` fails what is unverified, `allowed` are globals of a team's own (``module.Name``), `require` the verdict
-    that a resume must reach, `write` whether to write digests where none are on record.
+    that a resume must reach, `write` whether to write digests where none are on record. With a `share` this is one
+    worker of several: it reads some of the files, and the first one judges by what all have found.
     """
 
     quick: bool = False
@@ -46,6 +48,7 @@ class Level:
     allowed: frozenset[str] = frozenset()
     require: Verdict | None = None
     write: bool = False
+    share: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

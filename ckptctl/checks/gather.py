@@ -1,0 +1,121 @@
+"""Several workers verify one checkpoint: each reads some of its files, the first one gathers what they found.
+
+What a worker found of a file is a small document in a directory beside the checkpoint, which the first one takes up
+and removes. Only what was written since a quarter of an hour before it began counts: an attempt that broke off says
+nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CkptctlError, UnreadableError
+from ckptctl.model import Aspect, Finding, Severity
+from ckptctl.storage import entries_of, has_file, is_remote, open_file
+from ckptctl.storage.atomic import remove, write_small
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ckptctl.checks.intact import FileBytes
+    from ckptctl.storage.share import Share
+
+_SCHEMA = "ckptctl.found/1"
+_PAUSE, _PATIENCE, _OLDEST = 0.2, 3600.0, 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering:
+    """Which worker this is, and where all of them leave what they found: the parent of the checkpoint's own place."""
+
+    share: Share
+    place: Path
+
+    def mine(self, files: Sequence[FileBytes]) -> list[FileBytes]:
+        """Return the files of this worker."""
+        owners = self.share.owners([one.nbytes for one in files], [str(one.path) for one in files])
+        return [one for one, owner in zip(files, owners, strict=True) if owner == self.share.index]
+
+    def begin(self, files: Sequence[FileBytes]) -> None:
+        """Take back what this worker has said in an earlier attempt."""
+        if not is_remote(self.place):
+            self.place.mkdir(exist_ok=True)
+        for one in self.mine(files) if self.share.index else ():
+            if has_file(self._of(one)):
+                remove(self._of(one))
+
+    def tell(self, one: FileBytes, read: int) -> None:
+        """Say what was found of a file."""
+        document = {
+            "schema": _SCHEMA,
+            "at": time.time(),
+            "nbytes": one.nbytes,
+            "digest": one.digest,
+            "read": read,
+            "findings": [_written(found) for found in one.findings],
+            "notes": [_written(found) for found in one.notes],
+        }
+        write_small(self._of(one), json.dumps(document).encode())
+
+    def gather(self, files: Sequence[FileBytes]) -> int:
+        """Wait for what the other workers find, and take it over; return how many bytes they have read.
+
+        Raises
+        ------
+        UnreadableError
+            There was no news for an hour.
+        """
+        own = {one.path for one in self.mine(files)}
+        waiting = [one for one in files if one.path not in own]
+        oldest, news, total = time.time() - _OLDEST, time.monotonic(), 0
+        while waiting:
+            still = []
+            for one in waiting:
+                found = self._told(one, oldest)
+                if found is None:
+                    still.append(one)
+                else:
+                    total, news = total + found, time.monotonic()
+            waiting = still
+            if time.monotonic() - news > _PATIENCE:
+                raise UnreadableError(f"{waiting[0].path}: no worker has said anything of it for an hour")
+            if waiting:
+                time.sleep(_PAUSE)
+        for entry in entries_of(self.place):
+            remove(self.place / entry.name)
+        if not is_remote(self.place):
+            self.place.rmdir()
+        return total
+
+    def _told(self, one: FileBytes, oldest: float) -> int | None:
+        path = self._of(one)
+        if not has_file(path):
+            return None
+        try:
+            found = json.loads(open_file(path).range().read())
+            if found["schema"] != _SCHEMA or found["at"] < oldest or found["nbytes"] != one.nbytes:
+                return None
+            findings, notes = [_read(each) for each in found["findings"]], [_read(each) for each in found["notes"]]
+            one.digest, read = str(found["digest"]), int(found["read"])
+        except (CkptctlError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+        one.findings, one.notes = findings, notes
+        return read
+
+    def _of(self, one: FileBytes) -> Path:
+        number = hashlib.blake2b(str(one.path).encode(), digest_size=8).hexdigest()
+        return self.place / f"{one.path.name}.{number}.json"
+
+
+def _written(found: Finding) -> list[str]:
+    return [found.aspect.value, found.severity.value, found.slug, found.where, found.message]
+
+
+def _read(raw: list[str]) -> Finding:
+    aspect, severity, slug, where, message = raw
+    return Finding(aspect=Aspect(aspect), severity=Severity(severity), slug=slug, where=where, message=message)

@@ -1,0 +1,251 @@
+"""Several workers make what one makes; one that dies leaves no result, and its finished files for the next attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ckptctl.cli.app import main
+from ckptctl.errors import UsageError
+from ckptctl.storage.share import Share, parse_share
+from tests.console import ROOT
+from tests.samples import CORPUS
+from tests.storage.stores import bucket
+
+PAGE = (ROOT / "docs" / "how-to" / "many-workers.md").read_text()
+BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+SHARDED = CORPUS / "ckptctl" / "ranks_4" / "step_100"
+BIN = Path(sys.executable).parent
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+def source(path: Path, count: int = 12, size: int = 50_000) -> Path:
+    rng = np.random.default_rng(1)
+    save_file({f"w{i}": rng.random(size, np.float32) for i in range(count)}, path)
+    return path
+
+
+def start(*words: object) -> subprocess.Popen:
+    command = [sys.executable, "-m", "ckptctl", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_page(tmp_path):
+    (tmp_path / "sharded").symlink_to(SHARDED)
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    said = [
+        subprocess.run(["sh", "-ec", block], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        for block in (BLOCKS[0], BLOCKS[2])
+    ]
+    assert [done.returncode for done in said] == [0, 0], said
+    assert "whole" in said[0].stdout
+    assert said[0].stderr.count("is done") == 4
+    lines = [shlex.split(line)[1:] for line in BLOCKS[1].splitlines()]
+    os.chdir(tmp_path)
+    try:
+        assert [main(line) for line in lines] == [0, 0]
+        assert (
+            main(
+                ["consolidate", "sharded/", "--only", "all", "--max-shard-size", "2KB", "-o", "alone/model.safetensors"]
+            )
+            == 0
+        )
+    finally:
+        os.chdir(ROOT)
+    alone = tree(tmp_path / "alone")
+    assert len(alone) > 9
+    for name in ("merged", "by-hand", "broken-off"):
+        assert tree(tmp_path / name) == alone
+
+
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_any_number_of_workers_makes_the_same(count, tmp_path, ckptctl):
+    path = source(tmp_path / "x.safetensors")
+    sizes = ("--max-shard-size", "500KB")
+    assert ckptctl("convert", path, "-o", tmp_path / "one" / "m.safetensors", *sizes).status == 0
+    for index in [*range(1, count), 0]:
+        done = ckptctl("convert", path, "-o", tmp_path / "many" / "m.safetensors", *sizes, "--part", f"{index}/{count}")
+        assert done.status == 0, done.err
+        assert (done.out == "") == (index > 0)
+    assert tree(tmp_path / "many") == tree(tmp_path / "one")
+
+
+def test_killed_at_any_moment_there_is_no_index_and_continue_finishes(tmp_path, ckptctl):
+    path = source(tmp_path / "x.safetensors", count=24, size=400_000)
+    target = tmp_path / "many" / "m.safetensors"
+    words = ("convert", path, "-o", target, "--max-shard-size", "4MB", "--quiet")
+    assert ckptctl("convert", path, "-o", tmp_path / "one" / "m.safetensors", "--max-shard-size", "4MB").status == 0
+    chosen, broken = random.Random(4), 0
+    for turn in range(6):
+        shutil.rmtree(tmp_path / "many", ignore_errors=True)
+        workers = [start(*words, "--part", f"{index}/4") for index in range(4)]
+        time.sleep(chosen.uniform(0.2, 0.7))
+        for worker in workers if turn % 2 else workers[:2]:
+            worker.send_signal(signal.SIGKILL)
+        time.sleep(0.3)
+        for worker in workers:
+            worker.send_signal(signal.SIGTERM)
+            worker.communicate()
+        if (tmp_path / "many" / "m.safetensors.index.json").exists():
+            assert tree(tmp_path / "many") == tree(tmp_path / "one")
+            continue
+        broken += 1
+        assert main(["inspect", str(tmp_path / "many")]) == 2
+        again = [start(*words, "--continue", "--part", f"{index}/3") for index in range(3)]
+        for worker in again:
+            _, said = worker.communicate(timeout=60)
+            assert worker.returncode == 0, said
+        assert tree(tmp_path / "many") == tree(tmp_path / "one")
+    assert broken
+
+
+def test_a_worker_that_fails_ends_the_first_one_with_its_reason(tmp_path, ckptctl, monkeypatch):
+    path = source(tmp_path / "x.safetensors")
+    words = ("convert", path, "-o", tmp_path / "m" / "m.safetensors", "--max-shard-size", "500KB", "--part")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "ckptctl.rewrite.carry_out.read_back", lambda *_: (_ for _ in ()).throw(UsageError("no such luck"))
+        )
+        assert ckptctl(*words, "1/2").status == 2
+    monkeypatch.setattr("ckptctl.rewrite.shares._GRACE", 0.1)
+    done = ckptctl(*words, "0/2")
+    assert done.status == 2
+    assert "part 1: no such luck" in done.err
+    assert "--continue" in done.err
+    assert not (tmp_path / "m" / "m.safetensors.index.json").exists()
+    assert ckptctl(*words, "1/2").status == 0
+    assert ckptctl(*words, "0/2", "--continue").status == 0
+
+
+def test_another_source_is_another_plan(tmp_path, ckptctl):
+    path = source(tmp_path / "x.safetensors")
+    words = ("convert", path, "-o", tmp_path / "m" / "m.safetensors", "--max-shard-size", "500KB")
+    assert ckptctl(*words, "--part", "1/2").status == 0
+    save_file({f"w{i}": np.zeros(50_000, np.float32) for i in range(12)}, path)
+    assert ckptctl(*words, "--continue").status == 0
+    assert ckptctl("diff", path, tmp_path / "m").status == 0
+
+
+def test_what_was_there_is_not_replaced_without_force(tmp_path, ckptctl):
+    path = source(tmp_path / "x.safetensors")
+    words = ("convert", path, "-o", tmp_path / "m" / "m.safetensors", "--max-shard-size", "500KB")
+    assert ckptctl(*words).status == 0
+    before = tree(tmp_path / "m")
+    for index in (0, 1):
+        done = ckptctl(*words, "--part", f"{index}/2")
+        assert (done.status, "exists already" in done.err) == (2, True)
+    assert tree(tmp_path / "m") == before
+    for index in (1, 0):
+        assert ckptctl(*words, "--part", f"{index}/2", "--force").status == 0
+    assert tree(tmp_path / "m") == before
+
+
+def test_many_sources_are_divided(tmp_path, ckptctl):
+    for number in range(5):
+        source(tmp_path / f"x{number}.safetensors", count=2, size=100)
+    for index in range(2):
+        done = ckptctl(
+            "convert", *sorted(tmp_path.glob("x*")), "-o", tmp_path / "out", "--dtype", "bf16", "--part", f"{index}/2"
+        )
+        assert done.status == 0, done.err
+        assert len(list((tmp_path / "out").glob("*.safetensors"))) == (3, 5)[index]
+
+
+def test_in_a_bucket(ckptctl, tmp_path):
+    store = bucket("many")
+    path = source(tmp_path / "x.safetensors")
+    words = ("convert", path, "-o", "s3://many/m/m.safetensors", "--max-shard-size", "500KB")
+    assert ckptctl(*words, "--part", "1/3").status == 0
+    assert "m/m.safetensors.index.json" not in store.keys
+    assert ckptctl(*words, "--continue").status == 0
+    assert not [key for key in store.keys if "ckptctl-parts" in key]
+    assert ckptctl("diff", "s3://many/m", path).status == 0
+    for index in (1, 0):
+        done = ckptctl("verify", "s3://many/m", "--part", f"{index}/2")
+        assert done.status == 0, done.err
+    assert "digest verified" in done.out
+    assert not [key for key in store.keys if "ckptctl-verify" in key]
+
+
+def test_verify_gathers_what_all_have_found(tmp_path, ckptctl):
+    path = source(tmp_path / "x.safetensors")
+    assert ckptctl("convert", path, "-o", tmp_path / "m" / "m.safetensors", "--max-shard-size", "500KB").status == 0
+    for index in (1, 2, 0):
+        done = ckptctl("verify", tmp_path / "m", "--part", f"{index}/3", "--json")
+        assert done.status == 0
+    alone = json.loads(ckptctl("verify", tmp_path / "m", "--json").out)
+    assert json.loads(done.out) == alone
+    for shard in sorted((tmp_path / "m").glob("*.safetensors")):
+        raw = bytearray(shard.read_bytes())
+        raw[-1] ^= 1
+        shard.write_bytes(raw)
+    said = [ckptctl("verify", tmp_path / "m", "--part", f"{index}/3") for index in (1, 2, 0)]
+    assert [done.status for done in said] == [0, 0, 1]
+    assert said[-1].out == ckptctl("verify", tmp_path / "m").out
+    assert said[-1].out.count("digest-mismatch") == len(list((tmp_path / "m").glob("*.safetensors")))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_an_old_attempt_said_does_not_count(tmp_path, monkeypatch, ckptctl):
+    path = source(tmp_path / "x.safetensors")
+    assert ckptctl("convert", path, "-o", tmp_path / "m" / "m.safetensors", "--max-shard-size", "500KB").status == 0
+    assert ckptctl("verify", tmp_path / "m", "--part", "1/2").status == 0
+    monkeypatch.setattr("ckptctl.checks.gather._OLDEST", -60.0)
+    monkeypatch.setattr("ckptctl.checks.gather._PATIENCE", 0.5)
+    done = ckptctl("verify", tmp_path / "m", "--part", "0/2")
+    assert done.status == 2
+    assert "no worker has said anything" in done.err
+
+
+@pytest.mark.parametrize(
+    ("environment", "share"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "4"}, Share(2, 4)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Share(0, 8)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Share(1, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Share(1, 2)),
+        ({"JOB_COMPLETION_INDEX": "5", "JOB_COMPLETIONS": "6"}, Share(5, 6)),
+    ],
+)
+def test_launchers(environment, share):
+    assert parse_share("auto", environment) == share
+
+
+@pytest.mark.parametrize("text", ["auto", "4/4", "1", "-1/4", "a/b", "1/0", ""])
+def test_no_part_of_anything(text):
+    with pytest.raises(UsageError, match="--part"):
+        parse_share(text, {"RANK": "1"})
+
+
+def test_without_the_option_the_environment_is_ignored(tmp_path, ckptctl, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    path = source(tmp_path / "x.safetensors")
+    assert ckptctl("convert", path, "-o", tmp_path / "m" / "m.safetensors", "--max-shard-size", "500KB").status == 0
+    assert "whole" in ckptctl("verify", tmp_path / "m").out
+
+
+def test_owners_are_even():
+    sizes = [random.Random(5).randint(1, 100) for _ in range(200)]
+    owners = Share(0, 7).owners(sizes, [str(number) for number in range(200)])
+    loads = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == one) for one in range(7)]
+    assert max(loads) - min(loads) <= max(sizes)
+    assert Share(0, 3).owners([0, 0, 0], ["a", "b", "c"]) == [0, 1, 2]
