@@ -29,6 +29,7 @@ from ckptctl.storage.atomic import (
     write_small,
 )
 from ckptctl.storage.digest import sidecar_line, sidecar_of
+from ckptctl.storage.upload import Upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from ckptctl.model import Contents
     from ckptctl.rewrite.options import Options
     from ckptctl.rewrite.outputs import OutputFile, Outputs
-    from ckptctl.storage.upload import Upload
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -116,7 +116,10 @@ def carry_out(
             with uninterrupted():
                 place = staged_for(file.path, force=options.force, nbytes=file.writer.nbytes)
                 stack.enter_context(place)
-            staged.append((place, _write(place, file, work)))
+            written = _write(place, file, work)
+            staged.append((place, written))
+            if isinstance(place, Upload) and outputs.index:
+                stack.enter_context(_sent_ahead(outputs, place, written, options))
         for contents in inputs:
             if isinstance(contents.range.file, StoredFile):
                 contents.range.file.release()
@@ -210,19 +213,41 @@ def _publish(outputs: Outputs, staged: list[tuple[Staged | Upload, Written]], *,
     if outputs.index:
         remove(outputs.index)  # an old one would join new shards to old ones
     for place, written in staged:
-        sidecar, there = sidecar_of(written.path), has_file(written.path)
-        if there or (not sidecars and has_file(sidecar)):
-            remove(sidecar)
-        if sidecars and not there:
-            write_small(sidecar, sidecar_line(written.sha256, written.path.name))
-            flush_directory(directory)
-        place.publish()
-        flush_directory(directory)
-        if sidecars and there:
-            write_small(sidecar, sidecar_line(written.sha256, written.path.name))
+        if isinstance(place, Staged) or not place.done:
+            _publish_file(place, written, sidecars=sidecars)
     if outputs.index:
         write_small(outputs.index, outputs.index_text.encode(), create=True)  # the one before was removed
     flush_directory(directory)
+
+
+def _publish_file(place: Staged | Upload, written: Written, *, sidecars: bool) -> None:
+    sidecar, there = sidecar_of(written.path), has_file(written.path)
+    if there or (not sidecars and has_file(sidecar)):
+        remove(sidecar)
+    if sidecars and not there:
+        write_small(sidecar, sidecar_line(written.sha256, written.path.name))
+        flush_directory(written.path.parent)
+    place.publish()
+    flush_directory(written.path.parent)
+    if sidecars and there:
+        write_small(sidecar, sidecar_line(written.sha256, written.path.name))
+
+
+@contextlib.contextmanager
+def _sent_ahead(outputs: Outputs, place: Upload, written: Written, options: Options) -> Iterator[None]:
+    """Publish one of several objects at once, which is none of a result before the index is there; else take it back.
+
+    An object that is not finished holds on to the memory of its last part.
+    """
+    if outputs.index and options.force:
+        remove(outputs.index)  # an old one would join new objects to old ones
+    _publish_file(place, written, sidecars=options.digest and options.sidecar)
+    try:
+        yield
+    except BaseException:
+        remove(written.path)
+        remove(sidecar_of(written.path))
+        raise
 
 
 def _overflow(path: Path, overflows: Mapping[str, int], options: Options) -> OverflowRefusedError:

@@ -86,7 +86,9 @@ class ByteRange:
         """
         if offset < 0 or offset + len(buffer) > self.length:
             raise ValueError(f"[{offset}, +{len(buffer)}] is outside a range of {self.length} bytes")
-        if self.file.pread_into(buffer, self.offset + offset) != len(buffer):
+        bounded = getattr(self.file, "pread_until", None)  # what reads ahead had better know where to stop
+        at, end = self.offset + offset, self.offset + self.length
+        if (bounded(buffer, at, end) if bounded else self.file.pread_into(buffer, at)) != len(buffer):
             raise ChangedError(f"{self.file.path}: became shorter while it was being read")
 
     def expect(self, spans: Sequence[tuple[int, int]]) -> None:

@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import ChangedError, UnreadableError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 FIRST = 1 << 20
 """Bytes of the first request: headers of most files are in them."""
-_STEP = 8 << 20
+_STEP = 4 << 20
 """Bytes of a request when a file is read from its beginning to its end."""
 _AHEAD = 3
 """So many such requests are under way before they are needed."""
@@ -38,6 +39,23 @@ _pool: list[ThreadPoolExecutor] = []
 _opened: dict[str, Future[RemoteFile]] = {}
 
 
+@dataclass(slots=True)
+class _Reader:
+    """How far one thread has come in an object: what it has read of late, and what is under way to it."""
+
+    next: int = -1
+    straight: int = 0
+    parts: list[tuple[int, memoryview]] = field(default_factory=list)
+    under_way: dict[int, Future[memoryview]] = field(default_factory=dict)
+
+    def leave(self) -> None:
+        """Let go of what was asked for and will not be read."""
+        for one in self.under_way.values():
+            one.cancel()
+        self.under_way.clear()
+        self.straight = 0
+
+
 class RemoteFile(StoredFile):
     """An object. The first question asks for its first bytes, which are kept; every answer must be of one object.
 
@@ -45,25 +63,23 @@ class RemoteFile(StoredFile):
     """
 
     __slots__ = (
-        "_address", "_expected", "_lock", "_next", "_parts", "_starts", "_straight", "_under_way", "modified", "path",
-        "size", "tag",
+        "_address", "_expected", "_head", "_lock", "_readers", "_starts", "modified", "path", "size", "tag",
     )  # fmt: skip
 
     def __init__(self, path: RemotePath, known: Entry | None = None, *, window: int = FIRST) -> None:
         self.path = self._address = path
         self._lock = threading.Lock()
-        self._next, self._straight = -1, 0
-        self._under_way: dict[int, Future[memoryview]] = {}
+        self._readers: dict[int, _Reader] = {}
         self._starts: list[int] = []
         self._expected: list[memoryview] = []
-        self._parts: list[tuple[int, memoryview]] = [(0, memoryview(b""))]
+        self._head = memoryview(b"")
         if known:
             self.size, self.modified, self.tag = known.size, known.modified, known.tag
         else:
             meta, data = _first(path, window)
             self.size, self.modified = int(meta["size"]), float(meta["last_modified"].timestamp())
             self.tag = meta["e_tag"] or ""
-            self._parts = [(0, data)]
+            self._head = data
 
     @property
     def identity(self) -> tuple[Hashable, ...]:
@@ -79,12 +95,14 @@ class RemoteFile(StoredFile):
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
         """Fill `buffer` with the bytes at `offset`; return how many there were."""
+        return self.pread_until(buffer, offset, self.size)
+
+    def pread_until(self, buffer: memoryview, offset: int, end: int) -> int:
+        """Do the same; whoever reads this will go on to `end` at most."""
         wanted, done = max(0, min(len(buffer), self.size - offset)), 0
-        with self._lock:
-            self._straight = self._straight + 1 if offset == self._next else 0
-            self._next = offset + wanted
+        reader = self._reader(offset, wanted)
         while done < wanted:
-            at, data = self._part(offset + done, wanted - done)
+            at, data = self._part(reader, offset + done, wanted - done, min(end, self.size))
             inside = offset + done - at
             count = min(wanted - done, len(data) - inside)
             buffer[done : done + count] = data[inside : inside + count]
@@ -126,49 +144,56 @@ class RemoteFile(StoredFile):
     def release(self) -> None:
         """Let go of all that was read but the first bytes."""
         with self._lock:
-            self._parts, self._under_way, self._next = self._parts[:1], {}, -1
+            readers, self._readers = self._readers, {}
             self._starts, self._expected = [], []
+        for reader in readers.values():
+            reader.leave()
 
     def _has(self, offset: int, length: int) -> bool:
         known = self._known(offset, length)
         return length <= 0 or bool(known and known[0] + len(known[1]) >= offset + length)
 
-    def _known(self, offset: int, length: int) -> tuple[int, memoryview] | None:
+    def _reader(self, offset: int, length: int) -> _Reader:
+        """Return how far this thread has come, which is about to read on, or somewhere else."""
+        with self._lock:
+            reader = self._readers.setdefault(threading.get_ident(), _Reader())
+        if offset != reader.next:
+            reader.leave()
+        reader.straight += 1
+        reader.next = offset + length
+        return reader
+
+    def _known(self, offset: int, length: int, reader: _Reader | None = None) -> tuple[int, memoryview] | None:
         """Return a part in memory that has at least the first of some bytes, all of them where one does."""
-        inside = [(at, data) for at, data in self._parts if at <= offset < at + len(data)]
+        parts = [(0, self._head), *(reader.parts if reader else ())]
+        inside = [(at, data) for at, data in parts if at <= offset < at + len(data)]
         index = bisect.bisect_right(self._starts, offset) - 1
         if index >= 0 and offset < self._starts[index] + len(self._expected[index]):
             inside.append((self._starts[index], self._expected[index]))
         return next((one for one in inside if one[0] + len(one[1]) >= offset + length), inside[0] if inside else None)
 
-    def _part(self, offset: int, length: int) -> tuple[int, memoryview]:
+    def _part(self, reader: _Reader, offset: int, length: int, end: int) -> tuple[int, memoryview]:
         with self._lock:
-            known = self._known(offset, length)
+            known = self._known(offset, length, reader)
         if known is not None:
             return known
-        if self._straight >= _SURE:
-            return self._streamed(offset)
-        if offset < FIRST and not self._parts[0][1]:  # nothing was read yet
-            data = self._ask(0, min(max(FIRST, offset + length), self.size))
-            with self._lock:
-                self._parts[0] = (0, data)
-            return 0, data
+        if reader.straight > _SURE:
+            return self._streamed(reader, offset, end)
+        if offset < FIRST and not self._head:  # nothing was read yet
+            self._head = self._ask(0, min(max(FIRST, offset + length), self.size))
+            return 0, self._head
         start = max(0, min(offset, self.size - max(length, _SMALL)))
         data = self._ask(start, min(offset + min(max(length, _SMALL), _STEP), self.size))
-        with self._lock:
-            self._parts = [*self._parts[:1], *self._parts[1:][-_KEPT:], (start, data)]
+        reader.parts = [*reader.parts[-_KEPT:], (start, data)]
         return start, data
 
-    def _streamed(self, offset: int) -> tuple[int, memoryview]:
-        """Return the next step of a file that is read straight through, and ask for those after it."""
-        with self._lock:
-            for at in range(offset, min(offset + (1 + _AHEAD) * _STEP, self.size), _STEP):
-                if at not in self._under_way:
-                    self._under_way[at] = _workers().submit(self._ask, at, min(at + _STEP, self.size))
-            mine = self._under_way.pop(offset)
-        data = mine.result()
-        with self._lock:
-            self._parts = [self._parts[0], (offset, data)]
+    def _streamed(self, reader: _Reader, offset: int, end: int) -> tuple[int, memoryview]:
+        """Return the next step of what is read straight through, and ask for those after it."""
+        for at in range(offset, min(offset + (1 + _AHEAD) * _STEP, end), _STEP):
+            if at not in reader.under_way:
+                reader.under_way[at] = _workers().submit(self._ask, at, min(at + _STEP, end))
+        data = reader.under_way.pop(offset).result()
+        reader.parts = [(offset, data)]
         return offset, data
 
     def _ask(self, start: int, end: int) -> memoryview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from ckptctl.storage.remote import RemotePath
 
-_PART = 16 << 20
-"""Bytes of a part: a store takes 10,000 of them, so 160 GB in one object; larger ones take larger parts."""
+_PART = 8 << 20
+"""Bytes of a part: a store takes 10,000 of them, so 80 GB in one object; larger ones take larger parts."""
 _MOST_PARTS = 9_000
 _WAITING = 4
 """So many blocks wait to be sent."""
@@ -40,7 +41,7 @@ class Upload:
         self.target, self.force, self.written = target, force, 0
         check_free(target, force=force)
         self._blocks: queue.Queue[bytes | None] = queue.Queue(_WAITING)
-        self._broken = self._done = False
+        self._broken = self.done = False
         self._pool = ThreadPoolExecutor(1, "ckptctl-upload")
         part = max(_PART, -(-nbytes // _MOST_PARTS))
         self._sent: Future[Any] = self._pool.submit(self._send, part)
@@ -51,7 +52,7 @@ class Upload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._done:
+        if not self.done:
             self._broken = True
             self._give(None)
         self._pool.shutdown(wait=True)
@@ -75,7 +76,8 @@ class Upload:
         check_free(self.target, force=self.force)
         self._give(None)
         self._sent.result()
-        self._done = True
+        self.done = True
+        self._pool.shutdown()
         forget()
         found = asked(self.target, lambda: self.target.store.head(self.target.key))
         if found["size"] != self.written:
@@ -146,5 +148,6 @@ def put_small(target: RemotePath, data: bytes, *, create: bool = False) -> None:
 
 def delete(target: RemotePath) -> None:
     """Remove an object, if it is there."""
-    asked(target, lambda: target.store.delete(target.key))
+    with contextlib.suppress(FileNotFoundError):
+        asked(target, lambda: target.store.delete(target.key))
     forget()
