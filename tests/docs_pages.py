@@ -13,6 +13,7 @@ from ckptctl.formats import FORMATS
 from ckptctl.formats._foreign import _NAMED, _PACKED, _ZIPPED
 from ckptctl.layouts import LAYOUTS
 from tests.matrix import table
+from tests.scale import scale_page
 
 DOCS = Path(__file__).parent.parent / "docs"
 _NOTICE = "<!-- Written by `nox -s docs` from the code; change it there. -->\n"
@@ -103,6 +104,7 @@ PAGES = {
     "reference/errors.md": errors_page,
     "reference/commands.md": commands_page,
     "reference/verify.md": verify_page,
+    "scale.md": lambda: scale_page((DOCS / "scale.md").read_text()),
 }
 
 if __name__ == "__main__":

@@ -234,8 +234,11 @@ _objects: set[str] = set()
 
 def forget() -> None:
     """Let go of all that is remembered of stores: something there was changed."""
+    from ckptctl.storage.remote_file import let_go  # noqa: PLC0415  # it needs addresses
+
     _listings.clear()
     _objects.clear()
+    let_go()
 
 
 def parsed(raw: str) -> Path:

@@ -6,6 +6,8 @@ import bisect
 import errno
 import os
 import threading
+import time
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,7 +38,12 @@ _GAP = 64 << 10
 _WORKERS = 32
 _AT_ONCE = 16 << 20
 _pool: list[ThreadPoolExecutor] = []
-_opened: dict[str, Future[RemoteFile]] = {}
+_MOST_OPEN = 64
+"""So many objects are opened ahead of whoever wants them: their first bytes are held until then."""
+_FRESH = 10.0
+"""Seconds for which an object that was opened ahead is taken to be what it was."""
+_opened: dict[str, tuple[float, Future[RemoteFile]]] = {}
+_waiting: deque[tuple[RemotePath, int]] = deque()
 
 
 @dataclass(slots=True)
@@ -142,10 +149,10 @@ class RemoteFile(StoredFile):
         self.again()
 
     def release(self) -> None:
-        """Let go of all that was read but the first bytes."""
+        """Let go of all that was read."""
         with self._lock:
             readers, self._readers = self._readers, {}
-            self._starts, self._expected = [], []
+            self._starts, self._expected, self._head = [], [], memoryview(b"")
         for reader in readers.values():
             reader.leave()
 
@@ -240,28 +247,48 @@ def _first(path: RemotePath, window: int) -> tuple[dict[str, Any], memoryview]:
 
 
 def begin(paths: Iterable[RemotePath], window: int = FIRST) -> None:
-    """Open objects side by side; whoever opens one of them next gets it."""
-    for path in paths:
-        if str(path) not in _opened:
-            _opened[str(path)] = _workers().submit(RemoteFile, path, window=window)
+    """Open objects side by side; whoever opens one of them next gets it. Some wait until others have been taken."""
+    _waiting.extend((path, window) for path in paths)
+    _top_up()
+
+
+def let_go() -> None:
+    """Let go of what was opened ahead and nobody took."""
+    _waiting.clear()
+    _opened.clear()
 
 
 def ahead(path: RemotePath) -> RemoteFile:
     """Open an object for whoever opens it next, and return it."""
-    begin([path])
-    try:
-        return _opened[str(path)].result()
-    except BaseException:
-        del _opened[str(path)]
-        raise
+    known = _taken(path) or _workers().submit(RemoteFile, path)
+    file = known.result()
+    _opened[str(path)] = time.monotonic(), known
+    return file
 
 
 def opened(path: RemotePath, window: int = FIRST) -> RemoteFile:
     """Open an object, or take one that was opened ahead; one that a listing has shown is asked for when it is read."""
-    waiting = _opened.pop(str(path), None)
+    waiting = _taken(path)
+    _top_up()
     if waiting:
         return waiting.result()
     known = path.listed()
     if known and known.directory:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return RemoteFile(path, known, window=window)
+
+
+def _top_up() -> None:
+    now = time.monotonic()
+    for name in [name for name, (since, _) in _opened.items() if now - since > _FRESH]:
+        del _opened[name]
+    while _waiting and len(_opened) < _MOST_OPEN:
+        path, window = _waiting.popleft()
+        if str(path) not in _opened:
+            _opened[str(path)] = now, _workers().submit(RemoteFile, path, window=window)
+
+
+def _taken(path: RemotePath) -> Future[RemoteFile] | None:
+    """Return what was opened ahead, if that is not long ago."""
+    since, waiting = _opened.pop(str(path), (0.0, None))
+    return waiting if time.monotonic() - since < _FRESH else None

@@ -337,3 +337,22 @@ sys.exit(main(["inspect", "s3://b/x.safetensors"]))
 
 def test_prune_says_that_it_does_not_know_buckets():
     assert main(["prune", "s3://corpus/transformers", "--dry-run"]) == 2
+
+
+def test_the_first_bytes_of_many_files_are_not_held(tmp_path):
+    """Of 200 shards at most those that wait to be read: their first megabytes are given back."""
+    from ckptctl.storage import remote_file
+
+    state = {f"layer.{i}.weight": np.zeros(300_000, np.float32) for i in range(200)}
+    save_file(state, tmp_path / "x.safetensors")
+    convert(tmp_path / "x.safetensors", tmp_path / "s" / "m.safetensors", options=Options(max_shard_size=1_300_000))
+    store = bucket("held")
+    store.fill(tmp_path / "s", "m/")
+    start()
+    from ckptctl.layouts import open_checkpoint
+
+    checkpoint = open_checkpoint(address("s3://held/m"))
+    assert len(checkpoint.files) == 200
+    assert sum(len(one.range.file._head) for one in checkpoint.files) == 0
+    assert not remote_file._opened
+    assert transferred.requests <= 204
