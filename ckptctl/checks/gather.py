@@ -19,10 +19,10 @@ from ckptctl.storage import entries_of, has_file, is_remote, open_file
 from ckptctl.storage.atomic import remove, write_small
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ckptctl.checks.intact import FileBytes
+    from ckptctl.checks.file_bytes import FileBytes
     from ckptctl.storage.share import Share
 
 _SCHEMA = "ckptctl.found/1"
@@ -41,7 +41,23 @@ class Gathering:
         owners = self.share.owners([one.nbytes for one in files], [str(one.path) for one in files])
         return [one for one, owner in zip(files, owners, strict=True) if owner == self.share.index]
 
-    def begin(self, files: Sequence[FileBytes]) -> None:
+    def carried_out(
+        self, files: Sequence[FileBytes], work: Callable[[Sequence[FileBytes]], list[int]]
+    ) -> tuple[list[FileBytes], int]:
+        """Do the `work` on the files of this worker, which returns the bytes read of each; return what to judge by.
+
+        That is what all have found for the first worker, and for the others what they have found themselves.
+        """
+        self._begin(files)
+        mine = self.mine(files)
+        counts = work(mine)
+        if self.share.index == 0:
+            return list(files), sum(counts) + self._gather(files)
+        for one, count in zip(mine, counts, strict=True):
+            self._tell(one, count)
+        return mine, sum(counts)
+
+    def _begin(self, files: Sequence[FileBytes]) -> None:
         """Take back what this worker has said in an earlier attempt."""
         if not is_remote(self.place):
             self.place.mkdir(exist_ok=True)
@@ -49,7 +65,7 @@ class Gathering:
             if has_file(self._of(one)):
                 remove(self._of(one))
 
-    def tell(self, one: FileBytes, read: int) -> None:
+    def _tell(self, one: FileBytes, read: int) -> None:
         """Say what was found of a file."""
         document = {
             "schema": _SCHEMA,
@@ -62,7 +78,7 @@ class Gathering:
         }
         write_small(self._of(one), json.dumps(document).encode())
 
-    def gather(self, files: Sequence[FileBytes]) -> int:
+    def _gather(self, files: Sequence[FileBytes]) -> int:
         """Wait for what the other workers find, and take it over; return how many bytes they have read.
 
         Raises

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import os
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.digests import SUMS, OnRecord, Recorded
+from ckptctl.checks.digests import SUMS, OnRecord
+from ckptctl.checks.file_bytes import BytesReport, FileBytes, Outcome, Place
 from ckptctl.errors import CkptctlError, counted
 from ckptctl.formats import Checksum, checksums_of
 from ckptctl.formats import read as read_contents
@@ -30,58 +30,6 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 20
 _SHOWN = 3
 Progress = Callable[[int], None]
-Place = tuple[int, int, str]
-
-
-class Outcome(enum.Enum):
-    """What looking at bytes gave; "could not tell" is never "fine"."""
-
-    VERIFIED = "verified"
-    UNVERIFIED = "unverified"
-    """Nothing is on record to compare them with."""
-    FAILED = "failed"
-
-
-@dataclass(slots=True, kw_only=True)
-class FileBytes:
-    """One file of a checkpoint: what is on record of its bytes, and what was found."""
-
-    path: Path
-    nbytes: int
-    file: StoredFile | None = None
-    recorded: tuple[Recorded, ...] = ()
-    checksums: tuple[Checksum, ...] = ()
-    places: list[Place] = field(default_factory=list)
-    covered: bool = False
-    digest: str = ""
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """None for a file that holds no tensors and has nothing on record."""
-        if self.findings:
-            return Outcome.FAILED
-        matched = bool(self.digest) and any(one.digest == self.digest for one in self.recorded)
-        if matched or (self.covered and self.checksums):
-            return Outcome.VERIFIED
-        return Outcome.UNVERIFIED if self.places or self.recorded else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BytesReport:
-    """What came of the bytes of a checkpoint.
-
-    `digests` are those of its files, of which so many were `compared` with one on record; `records` counts checksums
-    that were compared, `nbytes` what was read.
-    """
-
-    outcome: Outcome
-    findings: tuple[Finding, ...]
-    digests: Mapping[Path, str]
-    compared: int
-    records: int
-    nbytes: int
 
 
 def check_bytes(
@@ -98,23 +46,8 @@ def check_bytes(
     this is one worker of several, which reads its own files; the first one takes up what the others found.
     """
     files = _files(checkpoint, root)
-    if gathering:
-        gathering.begin(files)
-    jobs: list[tuple[FileBytes, Callable[[], int]]] = []
-    for one in gathering.mine(files) if gathering else files:
-        if one.recorded or digest_all:
-            jobs.append((one, partial(_digest, one, progress)))
-        if one.checksums:
-            jobs.append((one, partial(_crc, one, progress)))
-    with ThreadPoolExecutor(max(os.cpu_count() or 1, 1)) as pool:
-        counts = list(pool.map(lambda job: job[1](), jobs))
-    read = sum(counts)
-    if gathering and gathering.share.index:
-        for one in gathering.mine(files):
-            gathering.tell(one, sum(count for (file, _), count in zip(jobs, counts, strict=True) if file is one))
-        files = gathering.mine(files)
-    elif gathering:
-        read += gathering.gather(files)
+    work = partial(_read, digest_all=digest_all, progress=progress)
+    files, read = gathering.carried_out(files, work) if gathering else (files, sum(work(files)))
     by_name = {one.path.name: one.digest for one in files}
     for one in files:
         _compare(one, by_name)
@@ -128,6 +61,21 @@ def check_bytes(
         records=sum(len(one.checksums) for one in files),
         nbytes=read,
     )
+
+
+def _read(files: Sequence[FileBytes], *, digest_all: bool, progress: Progress) -> list[int]:
+    """Hash files, and compare their checksums; return how many bytes were read of each."""
+    jobs: list[tuple[int, Callable[[], int]]] = []
+    for number, one in enumerate(files):
+        if one.recorded or digest_all:
+            jobs.append((number, partial(_digest, one, progress)))
+        if one.checksums:
+            jobs.append((number, partial(_crc, one, progress)))
+    counts = [0] * len(files)
+    with ThreadPoolExecutor(max(os.cpu_count() or 1, 1)) as pool:
+        for (number, _), count in zip(jobs, pool.map(lambda job: job[1](), jobs), strict=True):
+            counts[number] += count
+    return counts
 
 
 def _places(checkpoint: Checkpoint) -> tuple[dict[int, list[Place]], dict[int, dict[int, ByteRange]]]:

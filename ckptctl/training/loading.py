@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.checks.digests import recorded_digest
-from ckptctl.checks.intact import Outcome, check_bytes
+from ckptctl.checks.file_bytes import Outcome
+from ckptctl.checks.intact import check_bytes
 from ckptctl.errors import CkptctlError, CorruptError, UnsupportedError, UsageError, counted
 from ckptctl.layouts import scan, split
 from ckptctl.layouts.joined_ranks import rank_tensors

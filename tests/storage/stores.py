@@ -91,6 +91,10 @@ class _Files(http.server.BaseHTTPRequestHandler):
         if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
             self.send_error(401)
             return
+        if self.server.errors and self.command == "GET":
+            self.server.errors -= 1
+            self.send_error(503)
+            return
         data, status = file.read_bytes(), 200
         size, start, end = len(data), 0, len(data)
         if self.headers.get("Range"):
@@ -106,7 +110,14 @@ class _Files(http.server.BaseHTTPRequestHandler):
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
         self.send_header("Content-Length", str(end - start))
+        trouble = next(self.server.trouble, "") if body else ""
         self.end_headers()
+        if trouble == "cut":  # the connection ends in the middle of what was promised
+            self.wfile.write(data[start : (start + end) // 2])
+            self.close_connection = True
+            return
+        if trouble == "slow":
+            time.sleep(0.3)
         if body:
             self.wfile.write(data[start:end])
 
@@ -138,6 +149,7 @@ def served(root: Path, token: str = "") -> Iterator[http.server.ThreadingHTTPSer
     """A web server of a directory; `server.url` is its address."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Files)
     server.root, server.token, server.seen = root, token, []
+    server.trouble, server.errors = iter(()), 0
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

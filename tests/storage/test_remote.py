@@ -287,6 +287,20 @@ def test_a_web_server_with_ranges(tmp_path, ckptctl):
     assert "cannot be" in gone.err
 
 
+def test_a_server_that_cuts_stalls_and_fails_is_asked_again(tmp_path, ckptctl):
+    rng = np.random.default_rng(3)
+    save_file({"w": rng.random(4_000_000, np.float32)}, tmp_path / "x.safetensors")
+    digest = hashlib.sha256((tmp_path / "x.safetensors").read_bytes()).hexdigest()
+    (tmp_path / "x.safetensors.sha256").write_text(f"{digest}  x.safetensors\n")
+    with served(tmp_path) as server:
+        server.trouble = iter(["", "cut", "slow", "", "cut", "cut"])
+        server.errors = 2
+        done = ckptctl("verify", f"{server.url}/x.safetensors")
+        assert done.status == 0, done.err
+        assert "digest verified" in done.out
+    assert sum(command == "GET" for command, _, _ in server.seen) > 7
+
+
 def test_the_hub(tmp_path, ckptctl, monkeypatch):
     model = tmp_path / "owner" / "model"
     for revision in ("main", "v2"):

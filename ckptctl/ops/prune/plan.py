@@ -172,6 +172,7 @@ def _passes(path: Path, names: tuple[str, ...] | None, *, bytes_too: bool) -> bo
         return False
     if not bytes_too:
         return True
-    from ckptctl.checks.intact import Outcome, check_bytes  # noqa: PLC0415  # only for those who ask
+    from ckptctl.checks.file_bytes import Outcome  # noqa: PLC0415  # only for those who ask
+    from ckptctl.checks.intact import check_bytes  # noqa: PLC0415  # only for those who ask
 
     return check_bytes(looked.checkpoint, root=path).outcome is not Outcome.FAILED

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.intact import Outcome, check_bytes
+from ckptctl.checks.file_bytes import Outcome
+from ckptctl.checks.intact import check_bytes
 from ckptctl.checks.resumable import Verdict, resume_report
 from ckptctl.checks.safety import safety
 from ckptctl.checks.structure import look

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.intact import Outcome
+from ckptctl.checks.file_bytes import Outcome
 from ckptctl.checks.structure import is_wrong
 from ckptctl.errors import MissingExtraError, UnreadableError
 from ckptctl.model import Severity
