@@ -99,15 +99,12 @@ class TrainingState:
                 f"missing: {', '.join(missing)}: training would not go on as it was",
                 hint="restore(…, strict=False) takes what is there",
             )
-        model, here = copy.copy(state["model"]), self.model.state_dict()  # a copy: it keeps the versions of modules
+        here = self.model.state_dict()  # before all else: FSDP brings its parameters into place for it
         optimizer = None
         if self.optimizer is not None and "optimizer" in state:  # refused before anything is changed
             optimizer = optimizer_from_names(self.model, self.optimizer, state["optimizer"])
         ema = placed_as(self.ema.state_dict(), state["ema"]) if self.ema is not None and "ema" in state else None
-        model.update({name: placed_as(here.get(name), one) for name, one in model.items()})
-        self.model.load_state_dict(model)
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(state.get("requires_grad", {}).get(name, parameter.requires_grad))
+        self._put_model(state, here)
         if optimizer is not None:
             self.optimizer.load_state_dict(optimizer)
         for name, part in self._parts():
@@ -121,6 +118,13 @@ class TrainingState:
             parameter.grad = None if gradient is None else placed_as(parameter, gradient.to(parameter.device))
         _put_back(state.get("rng", {}))
         return missing
+
+    def _put_model(self, state: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+        model = copy.copy(state["model"])  # a copy: it keeps the versions of modules
+        model.update({name: placed_as(here.get(name), one) for name, one in model.items()})
+        self.model.load_state_dict(model)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(state.get("requires_grad", {}).get(name, parameter.requires_grad))
 
     def not_captured(self) -> list[str]:
         """Return what has to be set up again by hand: hooks, which are code."""
