@@ -60,16 +60,13 @@ def run(  # the words of convert, and some more
     from ckptctl.cli._consolidate_answer import answer
     from ckptctl.ops.consolidate import Options, Wanted, plan
 
-    wanted = Wanted(
-        only=given.component(only), tag=tag, narrow=weights is given.Weights.MODULE,
-        cuts=given.cuts_of(like, split), copy_files=copy_files,
-    )  # fmt: skip
+    wanted = Wanted(only=given.component(only), tag=tag, narrow=weights is given.Weights.MODULE,
+                    cuts=given.cuts_of(like, split), copy_files=copy_files)  # fmt: skip
     chosen = Options(
         **writing.selected(None, include, exclude),
         **writing.changed(strip_prefix, rename, dtype, cast_all, allow_overflow, untie),
         **writing.manner(max_shard_size, no_digest, no_check, force),
-        **writing.kept(densify=False, drop_foreign=drop_foreign, plain=False), workers=workers,
-        **writing.worker(part, resume=resume),
-    )  # fmt: skip
+        **writing.kept(densify=False, drop_foreign=drop_foreign, plain=False),
+        **writing.worker(part, resume=resume), workers=workers)  # fmt: skip
     made = plan(directory, output, wanted, chosen)
     return guarded(lambda: answer(made, dry_run=dry_run, json=json, brief=brief, quiet=quiet), as_json=json)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ckptctl.checks.gather import Gathering
+    from ckptctl.checks.file_bytes import BytesReport
     from ckptctl.checks.resumable import ResumeReport
     from ckptctl.checks.structure import Looked
     from ckptctl.model import Checkpoint
@@ -50,19 +50,12 @@ def verify(
     report = _described(shown, looked)
     findings = list(looked.findings)
     if not asked.quick:
-        gathering = _gathering(shown, asked)
-        found = check_bytes(
-            looked.checkpoint, root=where, digest_all=asked.write, gathering=gathering, progress=progress
-        )
+        found = _bytes(shown, where, looked.checkpoint, asked, progress)
         findings += [*found.findings, *safety(looked.checkpoint, allowed=asked.allowed)]
         report = replace(
-            report,
-            bytes=found.outcome,
-            records=found.records,
-            compared=found.compared,
-            digests=dict(found.digests),
-            read=found.nbytes,
-        )
+            report, bytes=found.outcome, records=found.records, compared=found.compared,
+            digests=dict(found.digests), read=found.nbytes,
+        )  # fmt: skip
         if asked.strict:
             findings = _strictly(shown, findings, found.outcome)
     first = not asked.share or not asked.share.index
@@ -80,12 +73,15 @@ def verify(
     return write_digests(report, whole=names is None) if asked.write and report.good and first else report
 
 
-def _gathering(path: Path, asked: Level) -> Gathering | None:
-    if not asked.share:
-        return None
-    from ckptctl.checks.gather import Gathering  # noqa: PLC0415  # for one worker of several
+def _bytes(
+    path: Path, where: Path, checkpoint: Checkpoint, asked: Level, progress: Callable[[int], None]
+) -> BytesReport:
+    gathering = None
+    if asked.share:
+        from ckptctl.checks.gather import Gathering  # noqa: PLC0415  # for one worker of several
 
-    return Gathering(share=asked.share, place=path.parent / f".{path.name}.ckptctl-verify")
+        gathering = Gathering(share=asked.share, place=path.parent / f".{path.name}.ckptctl-verify")
+    return check_bytes(checkpoint, root=where, digest_all=asked.write, gathering=gathering, progress=progress)
 
 
 def _described(path: Path, looked: Looked) -> VerifyReport:
