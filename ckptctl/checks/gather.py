@@ -1,8 +1,8 @@
 """Several workers verify one checkpoint: each reads some of its files, the first one gathers what they found.
 
 What a worker found of a file is a small document in a directory beside the checkpoint, which the first one takes up
-and removes. Only what was written since a quarter of an hour before it began counts: an attempt that broke off says
-nothing.
+and removes. Only what was written in the last two minutes before it began, or since, counts, and of the very file: an
+attempt that broke off says nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckptctl.storage.share import Share
 
 _SCHEMA = "ckptctl.found/1"
-_PAUSE, _PATIENCE, _OLDEST = 0.2, 3600.0, 900.0
+_PAUSE, _PATIENCE, _OLDEST = 0.2, 3600.0, 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Gathering:
 
     def mine(self, files: Sequence[FileBytes]) -> list[FileBytes]:
         """Return the files of this worker."""
-        owners = self.share.owners([one.nbytes for one in files], [str(one.path) for one in files])
+        owners = self.share.owners([one.nbytes for one in files], [self._named(one) for one in files])
         return [one for one, owner in zip(files, owners, strict=True) if owner == self.share.index]
 
     def carried_out(
@@ -71,6 +71,7 @@ class Gathering:
             "schema": _SCHEMA,
             "at": time.time(),
             "nbytes": one.nbytes,
+            "identity": _identity(one),
             "digest": one.digest,
             "read": read,
             "findings": [_written(found) for found in one.findings],
@@ -114,7 +115,7 @@ class Gathering:
             return None
         try:
             found = json.loads(open_file(path).range().read())
-            if found["schema"] != _SCHEMA or found["at"] < oldest or found["nbytes"] != one.nbytes:
+            if found["schema"] != _SCHEMA or found["at"] < oldest or found["identity"] != _identity(one):
                 return None
             findings, notes = [_read(each) for each in found["findings"]], [_read(each) for each in found["notes"]]
             one.digest, read = str(found["digest"]), int(found["read"])
@@ -123,9 +124,20 @@ class Gathering:
         one.findings, one.notes = findings, notes
         return read
 
+    def _named(self, one: FileBytes) -> str:
+        """Return what a file is called below the place where the checkpoint lies, however that was spelled."""
+        return str(one.path).removeprefix(str(self.place.parent)).lstrip("/")
+
     def _of(self, one: FileBytes) -> Path:
-        number = hashlib.blake2b(str(one.path).encode(), digest_size=8).hexdigest()
+        number = hashlib.blake2b(self._named(one).encode(), digest_size=8).hexdigest()
         return self.place / f"{one.path.name}.{number}.json"
+
+
+def _identity(one: FileBytes) -> list[object]:
+    """Return what tells a file from what it was before: size, and time or tag."""
+    if one.file is None:
+        return [one.nbytes]
+    return [one.nbytes, str(one.file.identity[-1])]
 
 
 def _written(found: Finding) -> list[str]:

@@ -23,7 +23,7 @@ class Answer:
         self.json, self.quiet, self.brief = json and not quiet, quiet, brief
         self.printer = None if json or quiet else Printer()
         self.documents: list[object] = []
-        self.dry = False
+        self.dry = self.silent = False
 
     def preview(self, one: ConvertPlan) -> None:
         """Show a plan."""
@@ -42,12 +42,13 @@ class Answer:
         """Write what is planned, and show it."""
         with stopped_by_sigterm(), Bar(one.nbytes, shown=not self.quiet) as bar:
             report = one.apply(bar.advance)
-        if not told(one.options.share):
+        self.silent = told(one.options.share)
+        if not self.silent:
             self._add(report)
 
     def finish(self) -> None:
         """Print the document, if one was asked for."""
-        if self.json:
+        if self.json and not self.silent:
             print_json({"schema": "ckptctl.convert/1", "dry_run": self.dry, "conversions": self.documents})
         if self.printer and self.dry:
             self.printer.line(_NOTHING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckptctl.cli import _options as options
 from ckptctl.cli import _verify_options as given
+from ckptctl.errors import UsageError
 
 HELP = """
 Say whether checkpoints can be trusted: whether they are whole, whether the bytes are those that were written, what
@@ -53,6 +54,8 @@ def run(
         write=write,
         share=given.share(part),
     )
+    if latest_good and part is not None:
+        raise UsageError("--latest-good is one answer: it is not worked out in parts")
     if latest_good:
         return newest(paths, level, as_json=json)
     return Answer(level, json=json, quiet=quiet, brief=brief).of(paths)

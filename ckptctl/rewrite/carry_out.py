@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CorruptError, ExistsError, NoSpaceError, OverflowRefusedError
+from ckptctl.errors import CorruptError, ExistsError, NoSpaceError, OverflowRefusedError, UnsupportedError
 from ckptctl.formats.write_safetensors import SafetensorsWriter
 from ckptctl.rewrite.checksums import Checksums
 from ckptctl.rewrite.pour import Pouring
 from ckptctl.rewrite.read_back import read_back
 from ckptctl.rewrite.workers import write_shared
-from ckptctl.storage import StoredFile, has_file, is_remote
+from ckptctl.storage import StoredFile, has_file, is_remote, open_file
 from ckptctl.storage.atomic import (
     Staged,
     check_space,
@@ -119,7 +119,7 @@ def carry_out(
             written = _write(place, file, work)
             staged.append((place, written))
             if isinstance(place, Upload) and outputs.index:
-                stack.enter_context(_sent_ahead(outputs, place, written, options))
+                stack.enter_context(_sent_ahead(place, written, options))
         for contents in inputs:
             if isinstance(contents.range.file, StoredFile):
                 contents.range.file.release()
@@ -220,7 +220,28 @@ def _publish(outputs: Outputs, staged: list[tuple[Staged | Upload, Written]], *,
     flush_directory(directory)
 
 
+def _publish_object(place: Upload, written: Written, *, sidecars: bool) -> None:
+    """Let an object be seen after its digest, which only one writer can create; if that fails, all is as before."""
+    sidecar = sidecar_of(written.path)
+    before = open_file(sidecar).range().read() if has_file(sidecar) else None
+    if sidecars:
+        write_small(sidecar, sidecar_line(written.sha256, written.path.name), create=not place.force)
+    elif before is not None:
+        remove(sidecar)
+    try:
+        place.publish()
+    except BaseException:
+        if before is not None:
+            write_small(sidecar, before)
+        elif sidecars:
+            remove(sidecar)
+        raise
+
+
 def _publish_file(place: Staged | Upload, written: Written, *, sidecars: bool) -> None:
+    if isinstance(place, Upload):
+        _publish_object(place, written, sidecars=sidecars)
+        return
     sidecar, there = sidecar_of(written.path), has_file(written.path)
     if there or (not sidecars and has_file(sidecar)):
         remove(sidecar)
@@ -234,13 +255,11 @@ def _publish_file(place: Staged | Upload, written: Written, *, sidecars: bool) -
 
 
 @contextlib.contextmanager
-def _sent_ahead(outputs: Outputs, place: Upload, written: Written, options: Options) -> Iterator[None]:
+def _sent_ahead(place: Upload, written: Written, options: Options) -> Iterator[None]:
     """Publish one of several objects at once, which is none of a result before the index is there; else take it back.
 
     An object that is not finished holds on to the memory of its last part.
     """
-    if outputs.index and options.force:
-        remove(outputs.index)  # an old one would join new objects to old ones
     _publish_file(place, written, sidecars=options.digest and options.sidecar)
     try:
         yield
@@ -263,9 +282,14 @@ def _check_objects(paths: list[Path], inputs: tuple[Contents, ...], options: Opt
     """Make sure that none of the objects to be written is an input, or there already."""
     read = {str(contents.range.file.path) for contents in inputs}
     for path in paths:
+        if not path.writable:  # type: ignore[attr-defined]  # it is remote
+            raise UnsupportedError(f"{path}: nothing is written there, only to buckets", hint="s3://, gs:// or az://")
         if str(path) in read:
             raise ExistsError(f"{path}: this is the source itself", hint="-o gives another name")
-        if not options.force and has_file(path):
+        if len(paths) > 1 and has_file(path):
+            # One after another they would be replaced, and whoever is interrupted has neither the old nor the new.
+            raise ExistsError(f"{path}: exists already", hint="several objects are not replaced: -o gives another name")
+        if not options.force and (has_file(path) or has_file(sidecar_of(path))):
             raise ExistsError(f"{path}: exists already", hint="--force replaces it; -o gives another name")
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ckptctl.errors import CkptctlError, CorruptError, ExistsError, UnreadableError
+from ckptctl.errors import CkptctlError, CorruptError, ExistsError, UnreadableError, UsageError
 from ckptctl.rewrite.carry_out import Outcome, Written, carry_out, check_outputs
 from ckptctl.rewrite.outputs import Outputs
-from ckptctl.storage import entries_of, has_file, is_remote, open_file
+from ckptctl.storage import File, StoredFile, entries_of, has_file, is_remote, open_file
 from ckptctl.storage.atomic import flush_directory, remove, write_small
 from ckptctl.storage.share import Share
 
@@ -54,12 +55,10 @@ def shared_out(
         return Outcome(files=(), seconds=0, verified=0, overflows={})
     markers.begin(share)
     try:
-        todo = [file for file in mine if not (markers.finished(file) and (options.resume or not options.force))]
+        todo = [file for file in mine if not markers.finished(file)]
         progress(sum(file.writer.nbytes for file in mine) - sum(file.writer.nbytes for file in todo))
-        if todo and outputs.index and options.force:
-            remove(outputs.index)  # an old one would join new files to old ones
         for file in todo:
-            alone = replace(options, share=None, force=options.force or options.resume)
+            alone = replace(options, share=None, force=options.resume)
             made = carry_out(Outputs(files=(file,)), inputs, alone, progress)
             overflows |= made.overflows
             markers.finish(made.files[0], made.verified)
@@ -93,10 +92,22 @@ def checked(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) ->
     """
     if not options.share:
         return check_outputs(outputs, inputs, options)
-    nbytes = check_outputs(outputs, inputs, replace(options, force=True))
-    if not options.force:
+    if options.force:
+        raise UsageError(
+            "--force: several workers do not replace what is there",
+            hint="remove it first, or give another name with -o",
+        )
+    try:
         _check_shared(outputs, inputs, options)
-    return nbytes
+        remote = is_remote(outputs.files[0].path)
+        return 0 if remote else check_outputs(outputs, inputs, replace(options, force=True))
+    except CkptctlError as error:
+        with contextlib.suppress(OSError, CkptctlError):  # it may be the very disk that failed
+            if options.share.index:
+                markers = _Markers(outputs, inputs)
+                markers.begin(options.share)
+                markers.fail(options.share, error)
+        raise
 
 
 def _check_shared(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) -> None:
@@ -107,13 +118,11 @@ def _check_shared(outputs: Outputs, inputs: tuple[Contents, ...], options: Optio
     for file in outputs.files:
         finished = markers.finished(file)
         if finished and file.path in mine and not options.resume:
-            raise ExistsError(
-                f"{file.path}: an earlier attempt has finished it", hint="--continue takes it up, --force begins anew"
-            )
+            raise ExistsError(f"{file.path}: an earlier attempt has finished it", hint="--continue takes it up")
         if not finished and file.path in mine and has_file(file.path) and not options.resume:
-            raise ExistsError(f"{file.path}: exists already", hint="--force replaces it; -o gives another name")
+            raise ExistsError(f"{file.path}: exists already", hint="remove it first, or give another name with -o")
     if outputs.index and has_file(outputs.index):
-        raise ExistsError(f"{outputs.index}: exists already", hint="--force replaces it; -o gives another name")
+        raise ExistsError(f"{outputs.index}: exists already", hint="remove it first, or give another name with -o")
 
 
 def _commit(outputs: Outputs, markers: _Markers) -> None:
@@ -145,18 +154,27 @@ class _Markers:
 
     def finished(self, file: OutputFile) -> Written | None:
         """Return what is known of a file that this very plan has finished; None if it has not."""
-        path = self._directory / f"{file.path.name}.json"
+        found = self._said(self._directory / f"{file.path.name}.json")
+        if found is None:
+            return None
+        if found["plan"] != self._plan:
+            return None
+        made = Written(path=file.path, nbytes=found["nbytes"], sha256=found["sha256"])
+        if not has_file(file.path) or open_file(file.path).size != made.nbytes:
+            return None
+        self.verified[file.path] = found["verified"]
+        return made
+
+    def _said(self, path: Path) -> dict[str, Any] | None:
         if not has_file(path):
             return None
         try:
             found = json.loads(open_file(path).range().read())
-            made = Written(path=file.path, nbytes=int(found["nbytes"]), sha256=str(found["sha256"]))
-            same = (found["schema"], found["plan"]) == (SCHEMA, self._plan)
-            same = same and open_file(file.path).size == made.nbytes
-            self.verified[file.path] = int(found["verified"])
-        except (CkptctlError, ValueError, TypeError, KeyError, AttributeError):
+        except (CkptctlError, ValueError):
             return None
-        return made if same else None
+        kinds = {"schema": str, "plan": str, "at": float, "nbytes": int, "sha256": str, "verified": int}
+        good = isinstance(found, dict) and all(type(found.get(key)) is kind for key, kind in kinds.items())
+        return found if good and found["schema"] == SCHEMA else None
 
     def told(self, file: OutputFile) -> Written:
         """Return what is known of a file that was finished just now.
@@ -179,7 +197,7 @@ class _Markers:
             "nbytes": written.nbytes,
             "sha256": written.sha256,
         }
-        document["verified"] = verified
+        document |= {"verified": verified, "at": time.time()}
         write_small(self._directory / f"{written.path.name}.json", json.dumps(document).encode())
         flush_directory(self._directory)
 
@@ -226,6 +244,7 @@ class _Markers:
     def _check_failures(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             for entry in entries_of(self._directory):
+                self._check_plan(entry.name)
                 number = re.fullmatch(r"part-([0-9]+)\.failed", entry.name)
                 if number and int(number[1]):
                     said = json.loads(open_file(self._directory / entry.name).range().read())
@@ -236,8 +255,24 @@ class _Markers:
                             hint="--continue takes up what the others have finished",
                         )
 
+    def _check_plan(self, name: str) -> None:
+        """Make sure that a marker that was made since this attempt began is of this plan."""
+        found = self._said(self._directory / name) if name.endswith(".json") else None
+        if found and found["plan"] != self._plan and found["at"] > self._began:
+            raise UnreadableError(
+                f"{name.removesuffix('.json')}: another worker has made it of another plan",
+                hint="all of them take the same sources and options, and the same number of parts",
+            )
+
     def _failure(self, index: int) -> Path:
         return self._directory / f"part-{index}.failed"
+
+
+def _identity(source: File) -> tuple[object, ...]:
+    """Return what tells a source from any other, on all machines that see it."""
+    if isinstance(source, StoredFile) and is_remote(source.path):
+        return source.identity
+    return os.path.abspath(source.path), source.size, source.path.stat().st_mtime_ns  # noqa: PTH100  # links stay
 
 
 def _plan_of(outputs: Outputs, inputs: tuple[Contents, ...]) -> str:
@@ -248,6 +283,5 @@ def _plan_of(outputs: Outputs, inputs: tuple[Contents, ...]) -> str:
         digest.update(repr((file.path.name, file.writer.nbytes, items, sorted(file.metadata.items()))).encode())
     for contents in inputs:
         source = contents.range.file
-        found = None if is_remote(source.path) else source.path.stat().st_mtime_ns
-        digest.update(repr((source.path.name, source.size, found, contents.range.offset)).encode())
+        digest.update(repr((_identity(source), contents.range.offset)).encode())
     return digest.hexdigest()

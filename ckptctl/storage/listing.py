@@ -87,6 +87,6 @@ def _listed_hub(path: RemotePath) -> dict[str, Entry]:
     entries = {}
     for one in json.loads(bytes(raw)):
         name = str(one["path"]).rpartition("/")[2]
-        entries[name] = Entry(path / name, size=int(one.get("size", 0)), directory=one["type"] == "directory",
-                              tag=str(one.get("oid", "")))  # fmt: skip
+        # Its ids of objects are not the tags that the server gives with the bytes.
+        entries[name] = Entry(path / name, size=int(one.get("size", 0)), directory=one["type"] == "directory")
     return dict(sorted(entries.items()))

@@ -47,12 +47,12 @@ def address(text: str | os.PathLike[str]) -> Path:
     UsageError
         It is an address without a bucket or server.
     """
-    if isinstance(text, Path):
+    if isinstance(text, Path) and is_remote(text):
         return text
     raw = os.fspath(text)
     if ":/" not in raw:
-        return Path(raw)
-    from ckptctl.storage.remote import parsed  # noqa: PLC0415  # only who has an address needs it
+        return Path(text)
+    from ckptctl.storage.addresses import parsed  # noqa: PLC0415  # only who has an address needs it
 
     return parsed(raw)
 
@@ -103,7 +103,12 @@ def entries_of(path: Path) -> Sequence[Listed]:
 
 def has_file(path: Path) -> bool:
     """Whether a file, or a link, has that name."""
-    return path.has_object() if is_remote(path) else os.path.lexists(path)  # type: ignore[attr-defined]  # it is remote
+    if not is_remote(path):
+        return os.path.lexists(path)
+    try:
+        return path.has_object()  # type: ignore[attr-defined,no-any-return]  # it is remote
+    except PermissionError:
+        return False  # nobody who may not read it can use it
 
 
 def names_beside(path: Path, wanted: Iterable[str]) -> tuple[str, ...]:

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import time
 from dataclasses import dataclass
-from pathlib import Path, PosixPath
+from pathlib import PosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from ckptctl.errors import UnsupportedError, UsageError
 from ckptctl.storage.listing import Entry, hub_key, listing_of
-from ckptctl.storage.stores import SCHEMES, asked, store_of
+from ckptctl.storage.stores import asked, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _REMEMBERED = 10.0
 """Seconds for which a listing is taken to be what it was."""
-_ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}|file):/+", re.IGNORECASE)
 _WEB = ("http", "https")
+_ROOT = 2
+"""Parts of the address of a bucket or server."""
 
 
 class RemotePath(PosixPath):
@@ -67,6 +67,28 @@ class RemotePath(PosixPath):
         """The store that has it."""
         return store_of(self.scheme, self.bucket)
 
+    @property
+    def parent(self) -> RemotePath:
+        """What it lies in; of a bucket, that bucket."""
+        return self if self.is_bucket else super().parent
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether it is a whole bucket, server or repository."""
+        return len(self.parts) <= (_ROOT + 1 if self.scheme == "hf" else _ROOT)
+
+    def with_name(self, name: str) -> RemotePath:
+        """Return the address of something beside it.
+
+        Raises
+        ------
+        UsageError
+            It is a whole bucket: nothing is beside that.
+        """
+        if self.is_bucket:
+            raise UsageError(f"{self}: a whole bucket, where something in one is needed", hint=f"{self}/…")
+        return super().with_name(name)
+
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:  # noqa: ARG002
         """Return kind, size and time, as the store has them."""
         return self.entry().stat()
@@ -83,6 +105,9 @@ class RemotePath(PosixPath):
         OSError
             Neither is there, or it may not be looked at.
         """
+        if self.is_bucket and self.scheme not in _WEB:
+            self._listing()
+            return Entry(self, directory=True)
         above = _listings.get(str(self.parent))
         if above and above.is_fresh:
             found = above.entries.get(self.name)
@@ -102,11 +127,19 @@ class RemotePath(PosixPath):
 
     def listed(self) -> Entry | None:
         """Return what is known of it without a question to the store; None if nothing is."""
-        above = _listings.get(str(self.parent))
+        above = None if self.is_bucket else _listings.get(str(self.parent))
         return above.entries.get(self.name) if above and above.is_fresh else None
 
     def has_object(self) -> bool:
-        """Whether there is an object of this name, in one question at most."""
+        """Whether there is an object of this name, in one question at most.
+
+        Raises
+        ------
+        PermissionError
+            The store does not tell.
+        """
+        if self.is_bucket:
+            return False
         above = _listings.get(str(self.parent))
         if above and above.is_fresh:
             return self.name in above.entries
@@ -114,7 +147,7 @@ class RemotePath(PosixPath):
             return False
         try:
             asked(self, lambda: self.store.head(self.key))
-        except OSError:
+        except FileNotFoundError:
             return False
         return True
 
@@ -178,6 +211,11 @@ class RemotePath(PosixPath):
         """Whether its store says what lies in a directory."""
         return self.scheme not in _WEB
 
+    @property
+    def writable(self) -> bool:
+        """Whether it is in a bucket, to which something may be written."""
+        return self.scheme in ("s3", "gs", "az")
+
     def entries(self) -> list[Entry]:
         """Return what lies in it, as ``os.scandir`` does for directories."""
         return list(self._listing().values())
@@ -239,23 +277,3 @@ def forget() -> None:
     _listings.clear()
     _objects.clear()
     let_go()
-
-
-def parsed(raw: str) -> Path:
-    """Return the path that a text is: on disk, or in a store.
-
-    Raises
-    ------
-    UsageError
-        It is an address without a bucket or server.
-    """
-    found = _ADDRESS.match(raw)
-    if not found:
-        return Path(raw)
-    scheme = found[1].lower()
-    if scheme == "file":
-        return Path(unquote(urlsplit(raw).path))
-    path = RemotePath(f"{scheme}:/{raw[found.end() :]}")
-    if len(path.parts) < (3 if scheme == "hf" else 2):
-        raise UsageError(f"{raw}: an address has a bucket, a server or a repository", hint="s3://bucket/run/step_100")
-    return path

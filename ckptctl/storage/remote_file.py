@@ -8,16 +8,19 @@ import os
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import ChangedError, UnreadableError
 from ckptctl.storage.byterange import StoredFile
+from ckptctl.storage.daemons import Daemons
 from ckptctl.storage.stores import asked, transferred
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
 
     from ckptctl.storage.listing import Entry
     from ckptctl.storage.remote import RemotePath
@@ -37,7 +40,7 @@ _GAP = 64 << 10
 """Pieces that lie no farther apart are asked for in one."""
 _WORKERS = 32
 _AT_ONCE = 16 << 20
-_pool: list[ThreadPoolExecutor] = []
+_pool = Daemons(_WORKERS, "ckptctl-store")
 _MOST_OPEN = 64
 """So many objects are opened ahead of whoever wants them: their first bytes are held until then."""
 _FRESH = 10.0
@@ -70,7 +73,7 @@ class RemoteFile(StoredFile):
     """
 
     __slots__ = (
-        "_address", "_expected", "_head", "_lock", "_readers", "_starts", "modified", "path", "size", "tag",
+        "_address", "_asked", "_expected", "_head", "_lock", "_readers", "_starts", "modified", "path", "size", "tag",
     )  # fmt: skip
 
     def __init__(self, path: RemotePath, known: Entry | None = None, *, window: int = FIRST) -> None:
@@ -80,6 +83,7 @@ class RemoteFile(StoredFile):
         self._starts: list[int] = []
         self._expected: list[memoryview] = []
         self._head = memoryview(b"")
+        self._asked = not known
         if known:
             self.size, self.modified, self.tag = known.size, known.modified, known.tag
         else:
@@ -127,7 +131,7 @@ class RemoteFile(StoredFile):
                 merged[-1][1] = max(merged[-1][1], end)
             else:
                 merged.append([at, end])
-        found = [_workers().submit(self._ask, at, end) for at, end in merged]
+        found = [_pool.submit(partial(self._ask, at, end)) for at, end in merged]
         data = [one.result() for one in found]
         with self._lock:
             self._starts, self._expected = [at for at, _ in merged], data
@@ -141,7 +145,8 @@ class RemoteFile(StoredFile):
             It was replaced by another.
         """
         other = RemoteFile(self._address)
-        self._check({"size": other.size, "e_tag": other.tag})
+        if (other.size, other.tag) != (self.size, self.tag) or (not self.tag and other.modified != self.modified):
+            raise _changed(self.path)
         return other
 
     def check_in_place(self) -> None:
@@ -198,7 +203,7 @@ class RemoteFile(StoredFile):
         """Return the next step of what is read straight through, and ask for those after it."""
         for at in range(offset, min(offset + (1 + _AHEAD) * _STEP, end), _STEP):
             if at not in reader.under_way:
-                reader.under_way[at] = _workers().submit(self._ask, at, min(at + _STEP, end))
+                reader.under_way[at] = _pool.submit(partial(self._ask, at, min(at + _STEP, end)))
         data = reader.under_way.pop(offset).result()
         reader.parts = [(offset, data)]
         return offset, data
@@ -209,19 +214,19 @@ class RemoteFile(StoredFile):
         return data
 
     def _check(self, meta: dict[str, Any]) -> None:
-        tag = meta["e_tag"] or ""
-        self.tag = self.tag or tag
-        if meta["size"] != self.size or tag != self.tag:
-            raise ChangedError(
-                f"{self.path}: changed while it was being read",
-                hint="wait until the writer has finished, then run this again",
-            )
+        tag, modified = meta["e_tag"] or "", meta["last_modified"]
+        if not self.tag and not self._asked:  # a listing had none
+            self.tag, self.modified = tag, modified.timestamp() if modified else 0.0
+        self._asked = True
+        other = not tag and modified is not None and modified.timestamp() != self.modified
+        if meta["size"] != self.size or tag != self.tag or other:
+            raise _changed(self.path)
 
 
-def _workers() -> ThreadPoolExecutor:
-    if not _pool:
-        _pool.append(ThreadPoolExecutor(_WORKERS, "ckptctl-store"))
-    return _pool[0]
+def _changed(path: Path) -> ChangedError:
+    return ChangedError(
+        f"{path}: changed while it was being read", hint="wait until the writer has finished, then run this again"
+    )
 
 
 def _got(path: RemotePath, start: int, end: int) -> tuple[dict[str, Any], memoryview]:
@@ -260,7 +265,7 @@ def let_go() -> None:
 
 def ahead(path: RemotePath) -> RemoteFile:
     """Open an object for whoever opens it next, and return it."""
-    known = _taken(path) or _workers().submit(RemoteFile, path)
+    known = _taken(path) or _pool.submit(partial(RemoteFile, path))
     file = known.result()
     _opened[str(path)] = time.monotonic(), known
     return file
@@ -285,7 +290,7 @@ def _top_up() -> None:
     while _waiting and len(_opened) < _MOST_OPEN:
         path, window = _waiting.popleft()
         if str(path) not in _opened:
-            _opened[str(path)] = now, _workers().submit(RemoteFile, path, window=window)
+            _opened[str(path)] = now, _pool.submit(partial(RemoteFile, path, window=window))
 
 
 def _taken(path: RemotePath) -> Future[RemoteFile] | None:

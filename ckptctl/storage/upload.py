@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckptctl.errors import ChangedError, ExistsError
+from ckptctl.errors import ChangedError, ExistsError, UnreadableError, UnsupportedError
+from ckptctl.storage.daemons import Daemons
 from ckptctl.storage.remote import forget
 from ckptctl.storage.stores import asked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
     from types import TracebackType
 
     from ckptctl.storage.remote import RemotePath
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 _PART = 8 << 20
 """Bytes of a part: a store takes 10,000 of them, so 80 GB in one object; larger ones take larger parts."""
 _MOST_PARTS = 9_000
+_TO_TAKE_BACK = 20.0
+"""Seconds to wait for the store to take back what was sent of an object that is not to be."""
 _WAITING = 4
 """So many blocks wait to be sent."""
 
@@ -39,12 +44,13 @@ class Upload:
 
     def __init__(self, target: RemotePath, *, force: bool, nbytes: int = 0) -> None:
         self.target, self.force, self.written = target, force, 0
+        if not target.writable:
+            raise UnsupportedError(f"{target}: nothing is written there, only to buckets", hint="s3://, gs:// or az://")
         check_free(target, force=force)
         self._blocks: queue.Queue[bytes | None] = queue.Queue(_WAITING)
-        self._broken = self.done = False
-        self._pool = ThreadPoolExecutor(1, "ckptctl-upload")
+        self._broken = self._ended = self.done = False
         part = max(_PART, -(-nbytes // _MOST_PARTS))
-        self._sent: Future[Any] = self._pool.submit(self._send, part)
+        self._sent: Future[Any] = Daemons(1, "ckptctl-upload").submit(partial(self._send, part))
 
     def __enter__(self) -> Upload:  # noqa: PYI034  # Self came with Python 3.11
         return self
@@ -55,7 +61,12 @@ class Upload:
         if not self.done:
             self._broken = True
             self._give(None)
-        self._pool.shutdown(wait=True)
+            with contextlib.suppress(TimeoutError, FutureTimeout):  # a store that answers nothing is not waited for
+                self._sent.exception(timeout=_TO_TAKE_BACK)
+            if not self._sent.done():
+                return
+            if self._ended and not self.force and not self._sent.exception():
+                delete(self.target)  # it was interrupted at the very end
 
     def write(self, view: memoryview) -> int:
         """Take some bytes; return how many."""
@@ -74,14 +85,17 @@ class Upload:
             The store has another number of bytes than were sent.
         """
         check_free(self.target, force=self.force)
+        self._ended = True
         self._give(None)
-        self._sent.result()
+        put = self._sent.result()
         self.done = True
-        self._pool.shutdown()
         forget()
         found = asked(self.target, lambda: self.target.store.head(self.target.key))
-        if found["size"] != self.written:
-            raise ChangedError(f"{self.target}: {self.written} bytes were sent, the store has {found['size']}")
+        if found["size"] != self.written or (put and put.get("e_tag") and found["e_tag"] != put["e_tag"]):
+            raise ChangedError(
+                f"{self.target}: somebody else has written it meanwhile, or it is not what was sent",
+                hint=f"{self.written} bytes were sent, the store has {found['size']}",
+            )
 
     def _give(self, block: bytes | None) -> None:
         """Hand a block to the sender, if that has not given up."""
@@ -126,7 +140,13 @@ def check_free(target: RemotePath, *, force: bool) -> None:
         There is one of that name, and `force` is off.
     """
     forget()
-    if not force and target.has_object():
+    try:
+        there = not force and target.has_object()
+    except PermissionError:
+        raise UnreadableError(
+            f"{target}: the store does not tell whether it exists", hint="--force writes it all the same"
+        ) from None
+    if there:
         raise ExistsError(f"{target}: exists already", hint="--force replaces it; -o gives another name")
 
 

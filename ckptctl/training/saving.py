@@ -15,7 +15,7 @@ from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
 from ckptctl.rewrite.prepared import RESERVED, prepare
 from ckptctl.rewrite.source import Source
-from ckptctl.storage import unreadable
+from ckptctl.storage import address, is_remote, unreadable
 from ckptctl.storage.atomic import check_target
 from ckptctl.storage.byterange import MemoryFile
 from ckptctl.training.live import Live, taken_apart
@@ -75,6 +75,8 @@ def checked_target(path: str | os.PathLike[str]) -> Path:
     UsageError
         Its suffix is that of another kind of file.
     """
+    if is_remote(address(path)):
+        raise UsageError(f"{path}: a state is saved to a disk, and uploaded from there")
     target = Path(os.path.abspath(path))  # noqa: PTH100  # links stay; a thread must not follow a later chdir
     if target.suffix in _NOT_OURS:
         raise UsageError(f"{target}: a state is saved to a file that ends in {SAFETENSORS}, or to a directory")

@@ -91,6 +91,7 @@ class _Files(http.server.BaseHTTPRequestHandler):
         if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
             self.send_error(401)
             return
+        time.sleep(self.server.stall)
         if self.server.errors and self.command == "GET":
             self.server.errors -= 1
             self.send_error(503)
@@ -104,8 +105,9 @@ class _Files(http.server.BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
         self.send_response(status)
-        self.send_header("ETag", f'"{hash(data) & 0xFFFFFFFF:x}"')
-        self.send_header("Last-Modified", "Wed, 01 Jan 2025 00:00:00 GMT")
+        if self.server.tags:
+            self.send_header("ETag", f'"{hash(data) & 0xFFFFFFFF:x}"')
+        self.send_header("Last-Modified", self.server.modified)
         self.send_header("Accept-Ranges", "bytes")
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
@@ -149,7 +151,10 @@ def served(root: Path, token: str = "") -> Iterator[http.server.ThreadingHTTPSer
     """A web server of a directory; `server.url` is its address."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Files)
     server.root, server.token, server.seen = root, token, []
-    server.trouble, server.errors = iter(()), 0
+    server.trouble, server.errors, server.stall = iter(()), 0, 0.0
+    server.tags, server.modified = True, "Wed, 01 Jan 2025 00:00:00 GMT"
+    server.handle_error = lambda *_: None  # a client that has gone is no error of the test
+    server.daemon_threads, server.block_on_close = True, False
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

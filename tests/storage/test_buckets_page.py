@@ -102,7 +102,9 @@ def test_large_objects_go_in_parts_shards_before_their_index_and_nothing_is_repl
     )
     again = ckptctl(*sharded)
     assert (again.status, "exists already" in again.err) == (2, True)
-    assert ckptctl(*sharded, "--force").status == 0
+    forced = ckptctl(*sharded, "--force")
+    assert (forced.status, "several objects are not replaced" in forced.err) == (2, True)
+    assert ckptctl("convert", "s3://training/x.safetensors", "-o", "s3://training/y.pt", "--force").status == 0
     assert ckptctl("diff", "s3://training/s", "s3://training/y.pt").status == 0
     assert ckptctl("convert", "s3://training/y.pt", "-o", "s3://training/y.pt", "--force").status == 2
     assert uploads(url) == 0
@@ -138,6 +140,7 @@ def test_somebody_else_who_writes_the_same_object_meanwhile_is_not_overwritten(s
     assert done.status == 2
     assert "exists already" in done.err
     assert bytes(obstore.get(store, "y.safetensors").bytes()) == b"theirs"
+    assert keys(store) == {"y.safetensors"}
     assert uploads(url) == 0
 
 

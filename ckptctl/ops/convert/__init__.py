@@ -98,6 +98,10 @@ def plan(
     if several and out is not None and (out.suffix or out.exists()) and not out.is_dir():
         raise UsageError(f"{out}: {len(found)} sources cannot be written to one file", hint="give a directory with -o")
     share = options.share
+    if several and options.resume:
+        raise UsageError("--continue takes up one conversion", hint="those that are finished are left alone without it")
+    if several:
+        _check_targets(found, out)
     for number, (source, inner) in enumerate(found):
         if share and several and number % share.count != share.index:
             continue  # of many sources each worker takes some, whole
@@ -118,6 +122,19 @@ def _planned(source: Source, out: Path | None, options: Options, *, several: boo
         outputs = lay_out(prepared, target, options, shards={} if given else shard_names(source))
     nbytes = checked(outputs, source.files, options)
     return ConvertPlan(prepared=prepared, outputs=outputs, options=options, nbytes=nbytes)
+
+
+def _check_targets(found: list[tuple[Source, Options]], out: Path | None) -> None:
+    """Refuse two sources with one target, whichever worker they are of."""
+    taken: dict[Path, Source] = {}
+    for source, options in found:
+        target = target_of(source, out, options, several=True)
+        other = taken.setdefault(target, source)
+        if other is not source:
+            raise UsageError(
+                f"{target}: {other.path} and {source.path} would both be written to it",
+                hint="convert them one by one, each with -o",
+            )
 
 
 def _check_apart(plans: list[ConvertPlan]) -> None:

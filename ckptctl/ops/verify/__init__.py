@@ -10,10 +10,11 @@ from ckptctl.checks.intact import check_bytes
 from ckptctl.checks.resumable import Verdict, resume_report
 from ckptctl.checks.safety import safety
 from ckptctl.checks.structure import look
+from ckptctl.errors import UnsupportedError
 from ckptctl.model import Aspect, Finding, Severity
 from ckptctl.ops.verify.report import Judgement, Level, VerifyReport, judged
 from ckptctl.ops.verify.write import write_digests
-from ckptctl.storage import address
+from ckptctl.storage import address, is_remote
 
 if TYPE_CHECKING:
     import os
@@ -43,6 +44,9 @@ def verify(
     of every number of bytes read.
     """
     where, asked = address(path), level or Level()
+    if asked.write and is_remote(where):
+        raise UnsupportedError(f"{where}: digests are written on disks only", hint="verify --write before the upload")
+    where = where.resolve() if asked.share and where.name in ("", "..") else where
     looked = look(where, names=names)
     shown = where / names[0] if names else where
     if looked.checkpoint is None:

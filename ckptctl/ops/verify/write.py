@@ -47,6 +47,9 @@ def _sums(report: VerifyReport, directory: Path) -> VerifyReport:
     wrong = [name for name, digest in digests.items() if known.get(name, digest) != digest]
     if wrong:
         return _refused(report, "digest-mismatch", wrong[0], f"{SUMS} says another digest of {wrong[0]}")
+    wrong = [name for name, path in found.items() if _beside(path) not in ("", digests[name])]
+    if wrong:
+        return _refused(report, "digest-mismatch", wrong[0], f"{wrong[0]}.sha256 says another digest of it")
     if os.path.lexists(directory / SUMS) and not is_readable(directory / SUMS):
         return _refused(report, "no-digest", SUMS, f"there are lines in {SUMS} that are no digests")
     if digests.keys() <= known.keys():
@@ -55,6 +58,12 @@ def _sums(report: VerifyReport, directory: Path) -> VerifyReport:
     write_small(directory / SUMS, lines)
     flush_directory(directory)
     return replace(report, wrote=(directory / SUMS,))
+
+
+def _beside(path: Path) -> str:
+    """Return the digest that a sidecar has of a file; empty if there is none."""
+    names = [entry.name for entry in path.parent.iterdir()]
+    return next((one.digest for one in recorded_for(path, names, {}) if one.digest and not one.shared), "")
 
 
 def _files(directory: Path) -> Iterator[Path]:

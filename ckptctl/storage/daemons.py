@@ -1,0 +1,51 @@
+"""Threads that nobody waits for at the end of the program: they may hang in a request that no store answers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class Daemons:
+    """So many threads that carry out calls in their order; they start when they are needed."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._idle = 0
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have something done, and return what will come of it."""
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        with self._lock:
+            if not self._idle and len(self._threads) < self._count:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            future, call = self._calls.get()
+            with self._lock:
+                self._idle -= 1
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                made = call()
+            except BaseException as error:  # noqa: BLE001  # whoever waits for it is told
+                future.set_exception(error)
+            else:
+                future.set_result(made)
