@@ -38,7 +38,9 @@ def main() -> int:
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, "-m", "ckpt_chaos", "run", "--work", place, *words, "--", sys.executable, *training]
-        return subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+        # Version 0.1.8 crashes no rank but the one that this says, whatever --crash-rank is.
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "CKPT_CHAOS_CRASH_RANK": str(given.crash_rank)}
+        return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
 
 if __name__ == "__main__":
