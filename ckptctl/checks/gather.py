@@ -31,7 +31,7 @@ _PAUSE, _PATIENCE, _OLDEST = 0.2, 3600.0, 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """Which worker this is, and where all of them leave what they found: the parent of the checkpoint's own place."""
+    """Which worker this is, and where all of them leave what they found: a directory beside the checkpoint."""
 
     share: Share
     place: Path

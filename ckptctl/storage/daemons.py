@@ -13,6 +13,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def in_daemon(call: Callable[[], T], name: str) -> Future[T]:
+    """Have one thing done by a thread of its own, which ends with it; return what will come of it."""
+    future: Future[T] = Future()
+    threading.Thread(target=_carried_out, args=(future, call), name=name, daemon=True).start()
+    return future
+
+
+def _carried_out(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        made = call()
+    except BaseException as error:  # noqa: BLE001  # whoever waits for it is told
+        future.set_exception(error)
+    else:
+        future.set_result(made)
+
+
 class Daemons:
     """So many threads that carry out calls in their order; they start when they are needed."""
 
@@ -41,11 +59,4 @@ class Daemons:
             future, call = self._calls.get()
             with self._lock:
                 self._idle -= 1
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                made = call()
-            except BaseException as error:  # noqa: BLE001  # whoever waits for it is told
-                future.set_exception(error)
-            else:
-                future.set_result(made)
+            _carried_out(future, call)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import ChangedError, ExistsError, UnreadableError, UnsupportedError
-from ckptctl.storage.daemons import Daemons
+from ckptctl.storage.daemons import in_daemon
 from ckptctl.storage.remote import forget
 from ckptctl.storage.stores import asked
 
@@ -50,7 +50,7 @@ class Upload:
         self._blocks: queue.Queue[bytes | None] = queue.Queue(_WAITING)
         self._broken = self._ended = self.done = False
         part = max(_PART, -(-nbytes // _MOST_PARTS))
-        self._sent: Future[Any] = Daemons(1, "ckptctl-upload").submit(partial(self._send, part))
+        self._sent: Future[Any] = in_daemon(partial(self._send, part), "ckptctl-upload")
 
     def __enter__(self) -> Upload:  # noqa: PYI034  # Self came with Python 3.11
         return self

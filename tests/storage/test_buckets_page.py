@@ -151,6 +151,10 @@ def test_an_upload_does_not_hang_when_the_store_fails(s3, ckptctl, tmp_path, mon
     done = ckptctl("convert", tmp_path / "x.safetensors", "-o", "s3://nobucket/y.safetensors")
     assert done.status == 2
     assert "no such file" in done.err.lower()
+    for number in range(3):  # no thread stays behind for an object, whether it was written or not
+        assert ckptctl("convert", tmp_path / "x.safetensors", "-o", f"s3://training/{number}.pt").status == 0
+        store.delete([f"{number}.pt", f"{number}.pt.sha256"])
+    assert not [one for one in threading.enumerate() if one.name == "ckptctl-upload"]
     assert threading.active_count() <= before + 1
     assert not keys(store)
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == "SECRET"
