@@ -1,4 +1,4 @@
-"""Run a command from a small process and print its exit status, time and peak memory as JSON.
+"""Run a command from a small process and print its exit status, time, time of the processor and peak memory as JSON.
 
 ``ru_maxrss`` of a child begins with its parent's peak, so the parent must be as small as this.
 """
@@ -18,11 +18,13 @@ if __name__ == "__main__":
     seconds = time.perf_counter() - start
     import resource
 
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     json.dump(
         {
             "status": process.returncode,
             "seconds": seconds,
+            "cpu": used.ru_utime + used.ru_stime,
             "peak": peak,
             "out": os.fsdecode(out),
             "err": os.fsdecode(err),

@@ -31,7 +31,8 @@ def test_verdict(name, tmp_path, idle):
     assert "internal error" not in result["err"]
     assert tree(tmp_path / "in") == before
     assert not GENERATOR.marker(tmp_path / "in", name).exists()
-    assert result["seconds"] < 30
+    assert result["cpu"] < 10
+    assert result["seconds"] < 60  # it waits for nothing, however busy the machine is
     assert result["peak"] < idle + 256 * MEGABYTE
     left = sorted(found.name for found in (tmp_path / "out").iterdir())
     if result["status"] == 0:

@@ -275,7 +275,8 @@ def test_costs_little_and_is_answered(name, options, tmp_path):
     assert "Traceback" not in told
     assert "internal error" not in told
     assert result["status"] == status, result["err"][:500]
-    assert result["seconds"] < 30
+    assert result["cpu"] < 10
+    assert result["seconds"] < 60  # it waits for nothing, however busy the machine is
     assert result["peak"] < (256 + 60) * MEGABYTE
     assert len(result["err"]) < 5000
     if not options:

@@ -32,7 +32,8 @@ def test_verdict(name, tmp_path, idle):
         assert "internal error" not in result["err"]
         assert tree(tmp_path) == before
         assert not any(GENERATOR.marker(tmp_path / side, name).exists() for side in ("one", "other"))
-        assert result["seconds"] < 30
+        assert result["cpu"] < 10
+        assert result["seconds"] < 60  # it waits for nothing, however busy the machine is
         assert result["peak"] < idle + 2 * 256 * MEGABYTE  # one for each side
         if result["status"] == 2 and not result["out"]:
             refused += 1

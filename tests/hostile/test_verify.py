@@ -28,5 +28,6 @@ def test_verdict(name, tmp_path, idle):
     assert result["out"]
     assert tree(tmp_path) == before
     assert not GENERATOR.marker(tmp_path, name).exists()
-    assert result["seconds"] < 30
+    assert result["cpu"] < 10
+    assert result["seconds"] < 60  # it waits for nothing, however busy the machine is
     assert result["peak"] < idle + 256 * MEGABYTE
