@@ -109,6 +109,16 @@ def one_step(training: TrainingState, batch: torch.Tensor) -> float:
     return mean.item()
 
 
+def evaluate(training: TrainingState) -> None:
+    """Take the loss without dropout on rows that are not trained on; keep the best."""
+    training.model.eval()
+    with torch.no_grad():
+        rows = torch.stack([Data()[EXAMPLES + index] for index in range(BATCH)])
+        loss = training.model(rows).square().mean().item()
+    training.model.train()
+    training.best = loss if training.best is None else min(training.best, loss)
+
+
 def save_it(training: TrainingState, run: Path, rank: int, *, keep_all: bool) -> None:
     """Save, all ranks together; once that is durable, delete what need not be kept."""
     begin = time.monotonic()
@@ -168,6 +178,7 @@ def main() -> None:
                     return
             training.data.next_epoch()
             training.epoch += 1
+            evaluate(training)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ def recovery(*words):
     )
 
 
-def test_the_example_training_passes():
+def test_l12_the_example_training_passes():
+    """Killed by either signal at random moments, in saves and evaluations too, it comes to the same losses."""
     done = recovery("--rounds=2", "--kills=2", "--", sys.executable, EXAMPLES / "train.py", "{run}", "--steps=60")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASS") == 2
