@@ -51,7 +51,12 @@ def write_ranks(whole: OutputFile, live: Live, ranks: Ranks, options: Options) -
             outputs = _files(whole, live, ranks, shared, place.generation)
             ranks.agree(lambda: check_outputs(outputs, (), options))
             ranks.agree(lambda: written.extend(carry_out(outputs, (), options, lambda _: None).files))
-            listed = {one.path.name: one for found in ranks.gather(written) for one in found}
+            mine = tuple(written)
+            if ranks.rank:
+                written.clear()  # once rank 0 has been told it may commit: nobody else takes anything back
+            listed = {one.path.name: one for found in ranks.gather(mine) for one in found}
+            if not ranks.rank:
+                written[:] = listed.values()
             return ranks.first(lambda: _commit(directory, place, listed, ranks.size))
         except BaseException:
             _clear(directory, written, made=place.made and ranks.rank == 0)

@@ -93,6 +93,27 @@ ranked._commit = commit
 dist.barrier()
 assert len(list((path / "last").iterdir())) == 4 and load(path / "last")["step"] == 40
 
+# Rank 1 is interrupted when rank 0 knows what it wrote, and may commit: nothing that the manifest lists is taken back.
+from ckptctl.training.ranks import Ranks
+gather, held = Ranks.gather, []
+def interrupted(self, mine):
+    found = gather(self, mine)
+    if rank == 1 and isinstance(mine, (tuple, list)) and mine and hasattr(mine[0], "sha256"):
+        held.append(self)
+        raise KeyboardInterrupt
+    return found
+Ranks.gather = interrupted
+try:
+    save(path / "last", state | {"step": 41})
+except KeyboardInterrupt:
+    time.sleep(0.1)
+Ranks.gather = gather
+assert len(held) == rank
+for ranks in held:
+    ranks.gather(None), ranks.gather(None)  # what rank 0 waits for
+dist.barrier()
+assert load(path / "last")["step"] == 41
+
 # What cannot be copied on one rank.
 import ckptctl.training.in_background as behind
 real = behind.taken_apart
