@@ -19,6 +19,13 @@ dist.init_process_group("gloo")
 atexit.register(dist.destroy_process_group)  # without it torch aborts now and then
 rank, world, path = dist.get_rank(), dist.get_world_size(), Path(sys.argv[1])
 """
+TAIL = """
+try:
+    if dist.is_initialized():
+        dist.barrier()  # torch aborts now and then in a process that ends while another goes on
+except RuntimeError:
+    pass  # the other one was killed
+"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ def begin(program: str, world: int, *words: object) -> list[subprocess.Popen]:
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
     return [
         subprocess.Popen(
-            [sys.executable, "-c", HEAD + program, *map(str, words)],
+            [sys.executable, "-c", HEAD + program + TAIL, *map(str, words)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**env, "RANK": str(rank)},
         )
         for rank in range(world)
