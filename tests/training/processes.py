@@ -16,15 +16,20 @@ from ckptctl.training import AsyncSaver, TrainingState, latest_good, load, save
 from ckptctl.errors import CkptctlError
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-atexit.register(dist.destroy_process_group)  # without it torch aborts now and then
+atexit.register(dist.destroy_process_group)
 rank, world, path = dist.get_rank(), dist.get_world_size(), Path(sys.argv[1])
 """
 TAIL = """
 try:
     if dist.is_initialized():
-        dist.barrier()  # torch aborts now and then in a process that ends while another goes on
+        dist.barrier()
 except RuntimeError:
     pass  # the other one was killed
+import threading
+threading._shutdown()
+atexit._run_exitfuncs()
+sys.stdout.flush(); sys.stderr.flush()
+os._exit(0)  # all that Python does at the end is done; torch's own teardown aborts now and then
 """
 
 
