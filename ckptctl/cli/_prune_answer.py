@@ -149,6 +149,7 @@ def _run(plan: PrunePlan, report: PruneReport | None) -> dict[str, object]:
         "path": str(plan.path),
         "groups": [_group(group) for group in plan.groups],
         "frees": plan.frees,
+        "notices": to_json(plan.notices),
         "trash": to_json(plan.trash),
         "deleted": to_json(report.deleted) if report else [],
         "emptied": to_json(report.emptied) if report else [],

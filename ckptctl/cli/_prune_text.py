@@ -38,6 +38,8 @@ def show_plan(printer: Printer, plan: PrunePlan, now: datetime, *, brief: bool) 
             printer.line()
         for text in group.notices:
             printer.paragraph(f"note: {escape(text, limit=300)}", style="yellow")
+    for text in plan.notices:
+        printer.paragraph(f"note: {text}", style="yellow")
     due = sum(one.deadline <= now for one in plan.trash)
     if due:
         printer.line(f"in the trash from before, to be emptied: {due:,}")

@@ -9,7 +9,7 @@ from ckptctl.errors import CkptctlError
 from ckptctl.model.run import Pointer
 from ckptctl.runs._names import Named, name_of
 from ckptctl.runs.pointers import is_text, of_link, of_text
-from ckptctl.storage import Listed, entries_of, is_there, open_file, unreadable
+from ckptctl.storage import Listed, entries_of, is_there, list_ahead, open_file, unreadable
 
 if TYPE_CHECKING:
     import re
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _MAX_TEXT = 256
+_SEVERAL = 3
 _KEEP = ".keep"
 
 
@@ -38,6 +39,8 @@ def look(path: Path, pattern: re.Pattern[str] | None) -> Directory:
         entries = sorted(entries_of(path), key=lambda entry: entry.name)
     except OSError as error:
         raise unreadable(path, error) from None
+    if sum(entry.is_dir() for entry in entries) >= _SEVERAL:
+        list_ahead(path)
     every = {entry.name for entry in entries}
     for entry in entries:
         names.add(entry.name)

@@ -7,6 +7,7 @@ import stat
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.completeness import glance
@@ -17,10 +18,11 @@ from ckptctl.runs._directory import Directory, is_pinned
 from ckptctl.runs._entry import Entry, entry_of
 from ckptctl.runs._scores import Scores, scores_of
 from ckptctl.runs.metrics import METRICS
-from ckptctl.storage import entries_of, open_file
+from ckptctl.storage import entries_of, open_file, side_by_side
+from ckptctl.storage.set_aside import OWN_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ckptctl.model.run import Pointer
@@ -44,7 +46,7 @@ def runs_of(here: Directory) -> tuple[Run, ...]:
     known = {family: found for family, found in families.items() if any(entry.recognised for entry in found)}
     used = {path.name for found in known.values() for entry in found for path in entry.paths}
     pointers = {pointer.name for pointer in here.pointers}
-    others = tuple(sorted(name for name in here.names - used - pointers - METRICS if not _is_sidecar(name, used)))
+    others = tuple(sorted(name for name in here.names - used - pointers - METRICS if _is_other(name, used)))
     return tuple(_run(here, family, found, others) for family, found in sorted(known.items()))
 
 
@@ -56,19 +58,27 @@ def rank_stem(name: str) -> str:
 def _entries(here: Directory) -> Iterable[Entry]:
     """Look at each name; a bare number counts only if what it names is a checkpoint."""
     ranks: dict[str, list[Named]] = {}
+    looks: list[Callable[[], Entry]] = []
     for named in here.checkpoints:
         if named.rank is not None:
             ranks.setdefault(rank_stem(named.name), []).append(named)
-            continue
-        path = here.path / named.name
-        entry = entry_of(named, (path,), glance(path))
-        if not named.bare or entry.layout or base_name(named.name):
+        else:
+            looks.append(partial(_looked_at, here.path, named))
+    looks += [partial(_looked_at_ranks, here.path, group) for group in ranks.values()]
+    for entry in side_by_side(here.path, looks):
+        if not entry.named.bare or entry.layout or base_name(entry.named.name):
             yield entry
-    for group in ranks.values():
-        group.sort(key=lambda named: named.rank or 0)
-        names = tuple(named.name for named in group)
-        paths = tuple(here.path / name for name in names)
-        yield entry_of(group[0], paths, glance(here.path, names=names))
+
+
+def _looked_at(directory: Path, named: Named) -> Entry:
+    path = directory / named.name
+    return entry_of(named, (path,), glance(path))
+
+
+def _looked_at_ranks(directory: Path, group: list[Named]) -> Entry:
+    group.sort(key=lambda named: named.rank or 0)
+    names = tuple(named.name for named in group)
+    return entry_of(group[0], tuple(directory / name for name in names), glance(directory, names=names))
 
 
 def _run(here: Directory, family: str, entries: list[Entry], others: tuple[str, ...]) -> Run:
@@ -229,6 +239,11 @@ def _by_step(info: CheckpointInfo) -> tuple[object, ...]:
         info.epoch.value if info.epoch else 0,
         info.path.name,
     )
+
+
+def _is_other(name: str, used: set[str]) -> bool:
+    """Whether a name is that of something else: nothing that goes with a checkpoint, and nothing of a prune's own."""
+    return name not in OWN_NAMES and not _is_sidecar(name, used)
 
 
 def _is_sidecar(name: str, used: set[str]) -> bool:

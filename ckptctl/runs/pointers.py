@@ -107,7 +107,7 @@ def _child(target: str, path: Path) -> str:
 def of_text(path: Path, name: str) -> list[Pointer]:
     """A text file that names a checkpoint; one with anything else in it points nowhere."""
     try:
-        file = open_file(path / name)
+        file = open_file(path / name, anew=True)
         raw = file.range().head(MAX_TEXT)
         file.release()
     except CkptctlError:
@@ -145,7 +145,7 @@ def unreadable_pointer(path: Path) -> str:
     names = [entry.name for entry in entries_of(path) if not entry.is_symlink() and is_text(entry)]
     for name in sorted(names):
         try:
-            file = open_file(path / name)
+            file = open_file(path / name, anew=True)
             file.range().head(1)
             file.release()
         except CkptctlError:  # noqa: PERF203  # one that is read does not speak for the next

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import ExistsError, UnreadableError
 from ckptctl.runs._slots import rank_stem
+from ckptctl.storage.set_aside import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ckptctl.storage.directory import Directory
+    from ckptctl.storage.directory import Held
 
-PREFIX = ".ckptctl-trash-"
 _TIME = "%Y%m%dT%H%M%SZ"
 _TRASH = re.compile(re.escape(PREFIX) + r"([0-9]{8}T[0-9]{6}Z)-(.+)", re.DOTALL)
 _MAX_NAME = 255
@@ -38,7 +38,7 @@ class Trash:
     deadline: datetime
 
 
-def trash_in(directory: Directory) -> tuple[Trash, ...]:
+def trash_in(directory: Held) -> tuple[Trash, ...]:
     """Return what lies in the trash of a directory, the oldest deadline first."""
     found = (one for name in directory.names() if (one := _parsed(name)))
     return tuple(sorted(found, key=lambda one: (one.deadline, one.name)))
@@ -55,7 +55,7 @@ def _parsed(entry: str) -> Trash | None:
     return Trash(entry=entry, name=found[2], deadline=deadline)
 
 
-def discard(directory: Directory, names: Iterable[str], deadline: datetime, *, for_good: bool) -> tuple[Trash, ...]:
+def discard(directory: Held, names: Iterable[str], deadline: datetime, *, for_good: bool) -> tuple[Trash, ...]:
     """Give things that belong together trash names: all of them or, if one cannot have one, none.
 
     They stay where they are, and nothing else of them changes. A name that would be too long is cut if it need never
@@ -72,15 +72,15 @@ def discard(directory: Directory, names: Iterable[str], deadline: datetime, *, f
             done.append(_renamed(directory, name, deadline, for_good=for_good))  # noqa: PERF401  # undone if one fails
     except OSError:
         for back in reversed(done):
-            directory.rename(back.entry, back.name)
+            directory.bring_back(back.entry, back.name)
         raise
     return tuple(done)
 
 
-def _renamed(directory: Directory, name: str, deadline: datetime, *, for_good: bool) -> Trash:
+def _renamed(directory: Held, name: str, deadline: datetime, *, for_good: bool) -> Trash:
     while directory.stat(entry := _entry(name, deadline, for_good=for_good)) is not None:
         deadline += timedelta(seconds=1)  # something of the same name was pruned at the same moment
-    directory.rename(name, entry)
+    directory.discard(name, entry, for_good=for_good)
     return Trash(entry=entry, name=name, deadline=deadline)
 
 
@@ -89,7 +89,7 @@ def _entry(name: str, deadline: datetime, *, for_good: bool) -> str:
     return prefix + (os.fsdecode(os.fsencode(name)[: _MAX_NAME - len(prefix)]) if for_good else name)
 
 
-def restore(directory: Directory, name: str) -> tuple[str, ...]:
+def restore(directory: Held, name: str) -> tuple[str, ...]:
     """Bring something back from the trash, with its digest and the files of its other ranks; return the names.
 
     Raises
@@ -111,12 +111,12 @@ def restore(directory: Directory, name: str) -> tuple[str, ...]:
         if directory.stat(taken) is not None:
             raise ExistsError(f"{directory.path / taken}: exists already; nothing was restored")
     for back in reversed(newest.values()):  # what makes it whole comes last
-        directory.rename(back.entry, back.name)
+        directory.bring_back(back.entry, back.name)
     directory.flush()
     return tuple(newest)
 
 
-def leftovers(directory: Directory) -> tuple[tuple[str, Trash], ...]:
+def leftovers(directory: Held) -> tuple[tuple[str, Trash], ...]:
     """Return what a prune that was killed left of checkpoints that are in the trash: digests, files of other ranks.
 
     Only what was there when they were renamed: what a trainer has written since is a new checkpoint.
@@ -144,7 +144,7 @@ def _is_left(name: str, of: str, stem: str, names: frozenset[str]) -> bool:
     return _goes_with(name, of, stem)
 
 
-def companions(directory: Directory, names: Iterable[str]) -> tuple[str, ...]:
+def companions(directory: Held, names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of what goes with files or directories and is there: their digests, their marks."""
     going = set(names)
     found: dict[str, None] = {}

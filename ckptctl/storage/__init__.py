@@ -10,9 +10,11 @@ from ckptctl.storage.places import (
     has_file,
     is_remote,
     is_there,
+    list_ahead,
     names_beside,
     open_ahead,
     open_file,
+    side_by_side,
 )
 
 __all__ = [
@@ -27,8 +29,10 @@ __all__ = [
     "has_file",
     "is_remote",
     "is_there",
+    "list_ahead",
     "names_beside",
     "open_ahead",
     "open_file",
+    "side_by_side",
     "unreadable",
 ]  # fmt: skip

@@ -5,17 +5,91 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ckptctl.errors import LockedError, UnsupportedError
 from ckptctl.storage.byterange import unreadable
+from ckptctl.storage.places import is_remote
+from ckptctl.storage.removal import remove_tree
+from ckptctl.storage.survey import Survey, survey
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
     from pathlib import Path
     from types import TracebackType
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF})
 _NO_FLUSH = frozenset({errno.EINVAL, errno.EBADF})
+
+
+class Held(Protocol):
+    """A directory that is held open, on disk or in a bucket: looked into, locked, and emptied of what was set aside.
+
+    `identity` tells it from any other, by whatever name; `notices` are what is worth saying of where it lies.
+    """
+
+    identity: Hashable
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+
+    def __enter__(self) -> Held:  # noqa: PYI034  # Self came with Python 3.11
+        """Hold it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of it, and of its lock."""
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What is worth saying of where it lies."""
+
+    def lock(self, *, wait: bool = False, needed: bool = True) -> None:
+        """Let nobody else lock it meanwhile."""
+
+    def look_anew(self) -> None:
+        """Let go of what is remembered of it."""
+
+    def names(self) -> frozenset[str]:
+        """Return the names in it."""
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """Return what is known of a name in it, links not followed; None if it is not there."""
+
+    def survey(self, name: str, suspects: Callable[[str, bool], bool] = lambda *_: False) -> Survey:
+        """Look at everything under a name; `suspects` tells which names further down to note."""
+
+    def discard(self, name: str, entry: str, *, for_good: bool) -> None:
+        """Set something aside, to be found as `entry`; not to come back, if it is for good."""
+
+    def bring_back(self, entry: str, name: str) -> None:
+        """Undo `discard`."""
+
+    def remove(self, entry: str) -> int:
+        """Remove what was set aside; return how many bytes that freed."""
+
+    def flush(self) -> None:
+        """Make the names in it outlast a crash."""
+
+
+def open_directory(path: Path) -> Held:
+    """Hold a directory on disk or in a bucket.
+
+    Raises
+    ------
+    UnreadableError
+        It is not there, may not be read, or is no directory.
+    UnsupportedError
+        It is in a store where nothing can be deleted.
+    """
+    if not is_remote(path):
+        return Directory(path)
+    from ckptctl.storage.remote_directory import RemoteDirectory  # noqa: PLC0415  # only who has an address needs it
+
+    directory: Held = RemoteDirectory(path)  # type: ignore[arg-type]  # it is remote
+    return directory
 
 
 class Directory:
@@ -34,7 +108,7 @@ class Directory:
         except OSError as error:
             raise unreadable(path, error) from None
         found = os.fstat(self.fd)
-        self.identity = found.st_dev, found.st_ino
+        self.identity: Hashable = (found.st_dev, found.st_ino)
 
     def __enter__(self) -> Directory:  # noqa: PYI034  # Self came with Python 3.11
         return self
@@ -76,6 +150,30 @@ class Directory:
             return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Return nothing: there is nothing to say of a disk."""
+        return ()
+
+    def look_anew(self) -> None:
+        """Do nothing: nothing is remembered."""
+
+    def survey(self, name: str, suspects: Callable[[str, bool], bool] = lambda *_: False) -> Survey:
+        """Look at everything under a name; `suspects` tells which names further down to note."""
+        return survey(self, name, suspects)
+
+    def discard(self, name: str, entry: str, *, for_good: bool) -> None:  # noqa: ARG002
+        """Set something aside under another name in it. The caller has made sure that nothing has that name."""
+        self.rename(name, entry)
+
+    def bring_back(self, entry: str, name: str) -> None:
+        """Undo `discard`."""
+        self.rename(entry, name)
+
+    def remove(self, entry: str) -> int:
+        """Remove what was set aside for good; return how many bytes on disk that freed."""
+        return remove_tree(self, entry)
 
     def rename(self, old: str, new: str) -> None:
         """Give something in it another name in it. The caller has made sure that nothing has that name."""

@@ -7,14 +7,19 @@ import json
 import os
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from ckptctl.storage.stores import asked
+from ckptctl.storage.set_aside import hidden
+from ckptctl.storage.stores import asked, transferred
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ckptctl.storage.remote import RemotePath
 
 _REVISION = "main"
+_PAGE, _MOST_AT_ONCE = 1000, 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +40,11 @@ class Entry:
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:  # noqa: ARG002  # as os.DirEntry has it
         """Return its size and time, as a path has them."""
         mode = stat.S_IFDIR | 0o755 if self.directory else stat.S_IFREG | 0o644
-        seconds = int(self.modified)
+        seconds, exact = int(self.modified), int(self.modified * 1e9)
         number = int.from_bytes(hashlib.blake2b(str(self.path).encode(), digest_size=7).digest(), "big")
-        return os.stat_result((mode, number, 0, 1, 0, 0, self.size, seconds, seconds, seconds))
+        fields = (mode, number, 0, 1, 0, 0, self.size, seconds, seconds, seconds)
+        times = dict.fromkeys(("st_atime", "st_mtime", "st_ctime"), self.modified)
+        return os.stat_result(fields, {**times, **{f"{name}_ns": exact for name in times}})
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002
         """Whether it is a directory."""
@@ -53,7 +60,14 @@ class Entry:
 
 
 def listing_of(path: RemotePath) -> dict[str, Entry]:
-    """Ask the store what lies directly below a path."""
+    """Ask the store what lies directly below a path; what was set aside there is left out."""
+    entries = every_entry(path)
+    gone = hidden(path, entries)
+    return {name: entry for name, entry in entries.items() if name not in gone}
+
+
+def every_entry(path: RemotePath) -> dict[str, Entry]:
+    """Ask the store for the same, with what was set aside."""
     if path.scheme == "hf":
         return _listed_hub(path)
     found = asked(path, lambda: path.store.list_with_delimiter(path.key or None))
@@ -64,9 +78,50 @@ def listing_of(path: RemotePath) -> dict[str, Entry]:
     for one in found["objects"]:
         name = one["path"].rpartition("/")[2]
         if name and one["path"] != path.key:
-            when = one["last_modified"].timestamp()
-            entries[name] = Entry(path / name, size=one["size"], modified=when, tag=one["e_tag"] or "")
+            entries[name] = _of_object(path, name, one)
     return dict(sorted(entries.items()))
+
+
+def listings_below(path: RemotePath) -> dict[str, dict[str, Entry]]:
+    """Ask the store for all that lies below a path at once; return what each directory there holds, by its address.
+
+    Where there is too much, nothing: then it takes fewer requests to ask where somebody looks.
+    """
+    found = asked(path, partial(_everything, path))
+    listings: dict[str, dict[str, Entry]] = {}
+    directories: dict[str, RemotePath] = {}
+    start = len(path.key) + 1 if path.key else 0
+    for one in found:
+        *above, name = one["path"][start:].split("/")
+        directory = path
+        for part in above:
+            directories[str(directory)] = directory
+            listings.setdefault(str(directory), {}).setdefault(part, Entry(directory / part, directory=True))
+            directory /= part
+        directories[str(directory)] = directory
+        listings.setdefault(str(directory), {})[name] = _of_object(directory, name, one)
+    return {
+        where: {name: entry for name, entry in sorted(entries.items()) if name not in gone}
+        for where, entries in listings.items()
+        for gone in [hidden(directories[where], entries)]
+    }
+
+
+def _everything(path: RemotePath) -> list[Mapping[str, Any]]:
+    """Return all objects below a path, or none if there are too many; each page after the first is one more request."""
+    found: list[Mapping[str, Any]] = []
+    for number, batch in enumerate(path.store.list(path.key or None, chunk_size=_PAGE)):
+        if number:
+            transferred.note()
+        found += batch
+        if len(found) > _MOST_AT_ONCE:
+            return []
+    return found
+
+
+def _of_object(directory: RemotePath, name: str, one: Mapping[str, Any]) -> Entry:
+    when = one["last_modified"].timestamp()
+    return Entry(directory / name, size=one["size"], modified=when, tag=one["e_tag"] or "")
 
 
 def hub_key(parts: tuple[str, ...]) -> str:

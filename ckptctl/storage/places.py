@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ckptctl.storage.byterange import LocalFile, StoredFile, unreadable
+from ckptctl.storage.daemons import Daemons
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ckptctl.storage.listing import Entry
+
+T = TypeVar("T")
+_pool = Daemons(16, "ckptctl-look")
 
 
 class Listed(Protocol):
@@ -57,10 +61,11 @@ def address(text: str | os.PathLike[str]) -> Path:
     return parsed(raw)
 
 
-def open_file(path: Path, *, window: int = 0) -> StoredFile:
+def open_file(path: Path, *, window: int = 0, anew: bool = False) -> StoredFile:
     """Open a file for reading.
 
-    Of one in a store the first megabyte is asked for at once, or `window` bytes, where it is known that they do.
+    Of one in a store the first megabyte is asked for at once, or `window` bytes, where it is known that they do. What
+    changes often is opened `anew`: what a listing said of it is not held against it.
 
     Raises
     ------
@@ -69,10 +74,10 @@ def open_file(path: Path, *, window: int = 0) -> StoredFile:
     """
     if not is_remote(path):
         return LocalFile(path)
-    from ckptctl.storage.remote_file import opened  # noqa: PLC0415  # only who has an address needs a client
+    from ckptctl.storage.opening import opened  # noqa: PLC0415  # only who has an address needs a client
 
     try:
-        return opened(path, window) if window else opened(path)  # type: ignore[arg-type]  # it is remote
+        return opened(path, window, anew=anew)  # type: ignore[arg-type]  # it is remote
     except OSError as error:
         raise unreadable(path, error) from None
 
@@ -81,9 +86,9 @@ def open_ahead(paths: Iterable[Path], *, window: int = 0) -> None:
     """Say that files will be opened one after another: those in stores are asked for side by side."""
     wanted = [path for path in paths if is_remote(path)]
     if wanted:
-        from ckptctl.storage.remote_file import FIRST, begin  # noqa: PLC0415
+        from ckptctl.storage.opening import begin  # noqa: PLC0415
 
-        begin(wanted, window or FIRST)  # type: ignore[arg-type]  # they are remote
+        begin(wanted, window)  # type: ignore[arg-type]  # they are remote
 
 
 def entries_of(path: Path) -> Sequence[Listed]:
@@ -99,6 +104,20 @@ def entries_of(path: Path) -> Sequence[Listed]:
         return found
     with os.scandir(path) as entries:
         return list(entries)
+
+
+def list_ahead(path: Path) -> None:
+    """Say that what lies below a directory will be looked at: a store is asked for all of it at once."""
+    if is_remote(path):
+        path.list_ahead()  # type: ignore[attr-defined]  # it is remote
+
+
+def side_by_side(path: Path, calls: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """Call all of these, in their order, and yield what comes of each; of what is in a store several at a time."""
+    if not is_remote(path):
+        return (call() for call in calls)
+    found = [_pool.submit(call) for call in calls]
+    return (one.result() for one in found)
 
 
 def has_file(path: Path) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ckptctl.errors import UnsupportedError, UsageError
-from ckptctl.storage.listing import Entry, hub_key, listing_of
+from ckptctl.storage.listing import Entry, hub_key, listing_of, listings_below
 from ckptctl.storage.stores import asked, store_of
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ class RemotePath(PosixPath):
             if found is None:
                 raise self._missing()
             return found
+        if self._is_below_an_object():
+            raise self._missing()
         if self.key and (self.suffix or self.scheme in _WEB):
             found = self._object()
             if found:
@@ -143,7 +145,7 @@ class RemotePath(PosixPath):
         above = _listings.get(str(self.parent))
         if above and above.is_fresh:
             return self.name in above.entries
-        if not self.key or str(self.parent) in _objects:
+        if not self.key or self._is_below_an_object():
             return False
         try:
             asked(self, lambda: self.store.head(self.key))
@@ -206,6 +208,12 @@ class RemotePath(PosixPath):
         """Return what lies directly below it and matches."""
         return (path for path in self.iterdir() if path.match(pattern))
 
+    def list_ahead(self) -> None:
+        """Ask for all that lies below it at once, for whoever looks there next."""
+        if self.writable:
+            now = time.monotonic()
+            _listings.update({where: _Listing(entries, now) for where, entries in listings_below(self).items()})
+
     @property
     def listable(self) -> bool:
         """Whether its store says what lies in a directory."""
@@ -232,12 +240,16 @@ class RemotePath(PosixPath):
         except OSError:  # who reads it is told why it cannot be
             return 0
 
+    def _is_below_an_object(self) -> bool:
+        known = self.parent.listed()
+        return str(self.parent) in _objects or bool(known and not known.directory)
+
     def _missing(self) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
 
     def _object(self) -> Entry | None:
         """Ask for the object itself, and for its first bytes in the same request."""
-        from ckptctl.storage.remote_file import ahead  # noqa: PLC0415  # it needs addresses
+        from ckptctl.storage.opening import ahead  # noqa: PLC0415  # it needs addresses
 
         try:
             file = ahead(self)
@@ -272,7 +284,7 @@ _objects: set[str] = set()
 
 def forget() -> None:
     """Let go of all that is remembered of stores: something there was changed."""
-    from ckptctl.storage.remote_file import let_go  # noqa: PLC0415  # it needs addresses
+    from ckptctl.storage.opening import let_go  # noqa: PLC0415  # it needs addresses
 
     _listings.clear()
     _objects.clear()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import bisect
-import errno
-import os
 import threading
-import time
-from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ckptctl.errors import ChangedError, UnreadableError
 from ckptctl.storage.byterange import StoredFile
 from ckptctl.storage.daemons import Daemons
-from ckptctl.storage.stores import asked, transferred
+from ckptctl.storage.stores import asked, note_version, transferred
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -40,13 +36,8 @@ _GAP = 64 << 10
 """Pieces that lie no farther apart are asked for in one."""
 _WORKERS = 32
 _AT_ONCE = 16 << 20
-_pool = Daemons(_WORKERS, "ckptctl-store")
-_MOST_OPEN = 64
-"""So many objects are opened ahead of whoever wants them: their first bytes are held until then."""
-_FRESH = 10.0
-"""Seconds for which an object that was opened ahead is taken to be what it was."""
-_opened: dict[str, tuple[float, Future[RemoteFile]]] = {}
-_waiting: deque[tuple[RemotePath, int]] = deque()
+pool = Daemons(_WORKERS, "ckptctl-store")
+"""Threads that ask stores."""
 
 
 @dataclass(slots=True)
@@ -131,7 +122,7 @@ class RemoteFile(StoredFile):
                 merged[-1][1] = max(merged[-1][1], end)
             else:
                 merged.append([at, end])
-        found = [_pool.submit(partial(self._ask, at, end)) for at, end in merged]
+        found = [pool.submit(partial(self._ask, at, end)) for at, end in merged]
         data = [one.result() for one in found]
         with self._lock:
             self._starts, self._expected = [at for at, _ in merged], data
@@ -203,7 +194,7 @@ class RemoteFile(StoredFile):
         """Return the next step of what is read straight through, and ask for those after it."""
         for at in range(offset, min(offset + (1 + _AHEAD) * _STEP, end), _STEP):
             if at not in reader.under_way:
-                reader.under_way[at] = _pool.submit(partial(self._ask, at, min(at + _STEP, end)))
+                reader.under_way[at] = pool.submit(partial(self._ask, at, min(at + _STEP, end)))
         data = reader.under_way.pop(offset).result()
         reader.parts = [(offset, data)]
         return offset, data
@@ -237,7 +228,9 @@ def _got(path: RemotePath, start: int, end: int) -> tuple[dict[str, Any], memory
         return dict(found.meta), memoryview(found.bytes())
 
     meta, data = asked(path, call)
-    transferred.nbytes += len(data)
+    note_version(path, meta)
+    if data:
+        transferred.note(len(data))
     return meta, data
 
 
@@ -249,51 +242,3 @@ def _first(path: RemotePath, window: int) -> tuple[dict[str, Any], memoryview]:
         if meta["size"]:
             raise
         return dict(meta), memoryview(b"")
-
-
-def begin(paths: Iterable[RemotePath], window: int = FIRST) -> None:
-    """Open objects side by side; whoever opens one of them next gets it. Some wait until others have been taken."""
-    _waiting.extend((path, window) for path in paths)
-    _top_up()
-
-
-def let_go() -> None:
-    """Let go of what was opened ahead and nobody took."""
-    _waiting.clear()
-    _opened.clear()
-
-
-def ahead(path: RemotePath) -> RemoteFile:
-    """Open an object for whoever opens it next, and return it."""
-    known = _taken(path) or _pool.submit(partial(RemoteFile, path))
-    file = known.result()
-    _opened[str(path)] = time.monotonic(), known
-    return file
-
-
-def opened(path: RemotePath, window: int = FIRST) -> RemoteFile:
-    """Open an object, or take one that was opened ahead; one that a listing has shown is asked for when it is read."""
-    waiting = _taken(path)
-    _top_up()
-    if waiting:
-        return waiting.result()
-    known = path.listed()
-    if known and known.directory:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    return RemoteFile(path, known, window=window)
-
-
-def _top_up() -> None:
-    now = time.monotonic()
-    for name in [name for name, (since, _) in _opened.items() if now - since > _FRESH]:
-        del _opened[name]
-    while _waiting and len(_opened) < _MOST_OPEN:
-        path, window = _waiting.popleft()
-        if str(path) not in _opened:
-            _opened[str(path)] = now, _pool.submit(partial(RemoteFile, path, window=window))
-
-
-def _taken(path: RemotePath) -> Future[RemoteFile] | None:
-    """Return what was opened ahead, if that is not long ago."""
-    since, waiting = _opened.pop(str(path), (0.0, None))
-    return waiting if time.monotonic() - since < _FRESH else None

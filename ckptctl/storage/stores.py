@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ckptctl.errors import MissingExtraError, UnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from ckptctl.storage.remote import RemotePath
 
 T = TypeVar("T")
 SCHEMES = ("s3", "gs", "az", "http", "https", "hf")
@@ -36,9 +39,30 @@ class Transferred:
 
     requests: int = 0
     nbytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, nbytes: int = 0) -> None:
+        """Count one more request, or so many more bytes."""
+        with self._lock:
+            self.requests += not nbytes
+            self.nbytes += nbytes
 
 
 transferred = Transferred()
+
+
+_versioned: set[tuple[str, str]] = set()
+
+
+def note_version(path: RemotePath, meta: Mapping[str, Any]) -> None:
+    """Remember that a bucket keeps versions, if what it says of an object tells. Only S3 says so to anybody."""
+    if path.scheme == "s3" and meta.get("version") not in (None, "null"):
+        _versioned.add((path.scheme, path.bucket))
+
+
+def keeps_versions(scheme: str, bucket: str) -> bool:
+    """Whether a bucket is known to keep what is deleted."""
+    return (scheme, bucket) in _versioned
 
 
 def store_of(scheme: str, bucket: str) -> Any:
@@ -72,14 +96,14 @@ def asked(path: object, call: Callable[[], T], *, tries: int = _TRIES) -> T:
     """
     failed = _client_module("exceptions")
     for attempt in range(tries):
-        transferred.requests += 1
+        transferred.note()
         try:
             return call()
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
         except (failed.PermissionDeniedError, failed.UnauthenticatedError, PermissionError):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
-        except failed.AlreadyExistsError:
+        except (failed.AlreadyExistsError, failed.PreconditionError):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         except failed.GenericError as error:
             if "status code: 404" in str(error):

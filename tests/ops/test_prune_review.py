@@ -87,10 +87,10 @@ def test_a_pointer_that_cannot_be_read_stops_it(tmp_path, monkeypatch):
     (tmp_path / "latest").write_text("step_1.pt")
     real = pointers.open_file
 
-    def denied(path):
+    def denied(path, **more):
         if path.name == "latest":
             raise UnreadableError(f"{path}: Permission denied")
-        return real(path)
+        return real(path, **more)
 
     monkeypatch.setattr(pointers, "open_file", denied)
     with pytest.raises(UnreadableError, match="latest may say which checkpoint counts, and cannot be read"):

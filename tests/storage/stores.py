@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import obstore
@@ -39,7 +41,7 @@ class Watched:
 
     def fill(self, directory: Path, prefix: str = "") -> None:
         """Take all files of a directory, under their names."""
-        for path in directory.rglob("*"):
+        for path in sorted(directory.rglob("*"), key=lambda one: (one.stat().st_mtime_ns, one)):
             if path.is_file():
                 obstore.put(self.store, prefix + path.relative_to(directory).as_posix(), path.read_bytes())
 
@@ -51,9 +53,44 @@ class Watched:
         return bytes(obstore.get(self.store, key).bytes())
 
 
-def bucket(name: str, before: Callable[[str, tuple, dict], None] | None = None) -> Watched:
-    """A new store behind ``s3://NAME``."""
-    store = Watched(before)
+class Aged(Watched):
+    """A store in memory whose objects are as old as the files that they were filled from."""
+
+    def __init__(self, before=None) -> None:
+        super().__init__(before)
+        self.times: dict[str, tuple[str, datetime]] = {}
+
+    def fill(self, directory: Path, prefix: str = "") -> None:
+        super().fill(directory, prefix)
+        for path in directory.rglob("*"):
+            if path.is_file():
+                key = prefix + path.relative_to(directory).as_posix()
+                when = datetime.fromtimestamp(path.stat().st_mtime, tz=timezone.utc)
+                self.times[key] = obstore.head(self.store, key)["e_tag"], when
+
+    def aged(self, one):
+        tag, when = self.times.get(one["path"], ("", None))
+        return {**one, "last_modified": when} if tag == one["e_tag"] else one
+
+    def list(self, *arguments, **options):
+        for batch in self.__getattr__("list")(*arguments, **options):
+            yield [self.aged(one) for one in batch]
+
+    def list_with_delimiter(self, *arguments):
+        found = self.__getattr__("list_with_delimiter")(*arguments)
+        return {**found, "objects": [self.aged(one) for one in found["objects"]]}
+
+    def head(self, key):
+        return self.aged(self.__getattr__("head")(key))
+
+    def get(self, key, **options):
+        found = self.__getattr__("get")(key, **options)
+        return SimpleNamespace(meta=self.aged(found.meta), bytes=found.bytes)
+
+
+def bucket(name: str, before: Callable[[str, tuple, dict], None] | None = None, *, aged: bool = False) -> Watched:
+    """A new store behind ``s3://NAME``, whose objects are new or as old as their files."""
+    store = Aged(before) if aged else Watched(before)
     use("s3", name, store)
     start()
     return store

@@ -9,6 +9,7 @@ import shlex
 import threading
 import urllib.request
 
+import boto3
 import numpy as np
 import obstore
 import pytest
@@ -17,6 +18,8 @@ from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 from safetensors.numpy import save_file
 
+from ckptctl.storage import address
+from ckptctl.storage.directory import open_directory
 from ckptctl.storage.remote import forget
 from tests.console import ROOT
 from tests.samples import CORPUS
@@ -63,13 +66,14 @@ def keys(store):
 def test_every_line_of_the_page_runs(s3, ckptctl, tmp_path, monkeypatch):
     store, url = s3
     step = CORPUS / "ckptctl" / "ranks_2" / "step_100"
-    filled(store, step, "run/step_100")
+    for number in (100, 200, 300):
+        filled(store, step, f"run/step_{number}")
     torch.save({"w": torch.arange(10.0)}, tmp_path / "legacy.pt")
     obstore.put(store, "legacy.pt", (tmp_path / "legacy.pt").read_bytes())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "x").mkdir(parents=True)
     (tmp_path / "runs" / "x" / "step_100").symlink_to(step)
-    assert len(LINES) == 8
+    assert len(LINES) == 10
     for line in LINES:
         done = ckptctl(*shlex.split(line)[1:])
         assert done.status == 0, (line, done.err)
@@ -158,3 +162,36 @@ def test_an_upload_does_not_hang_when_the_store_fails(s3, ckptctl, tmp_path, mon
     assert threading.active_count() <= before + 1
     assert not keys(store)
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == "SECRET"
+
+
+def test_prune_against_a_server(s3, ckptctl, tmp_path):
+    store, _ = s3
+    for number in (100, 200, 300):
+        torch.save({"step": number, "w": torch.ones(300)}, tmp_path / "x.pt")
+        obstore.put(store, f"run/step_{number}.pt", (tmp_path / "x.pt").read_bytes())
+    for name in [*map(str, range(1100)), "a b%c+d=é", "model.safetensors.index.json"]:
+        obstore.put(store, f"run/checkpoint-100/{name}", b"x")
+    before = keys(store)
+    shown = ckptctl("prune", "s3://training/run", "--keep-last", "1", "--anchor-every", "0", "--dry-run")
+    assert (shown.status, "keeps versions" in shown.out) == (0, False)
+    assert keys(store) == before
+    done = ckptctl("prune", "s3://training/run", "--keep-last", "1", "--anchor-every", "0", "--yes")
+    assert (done.status, "deleted 2 of" in done.out) == (0, True), done.err
+    assert keys(store) == {key for key in before if "step_" not in key or "300" in key}
+    entry = ".ckptctl-trash-20200101T000000Z-checkpoint-100"
+    with open_directory(address("s3://training/run")) as directory:  # more than go into one request
+        directory.discard("checkpoint-100", entry, for_good=True)
+        assert directory.remove(entry) == 1102
+    assert keys(store) == {"run/step_300.pt"}
+
+
+def test_a_bucket_that_keeps_versions_is_noted(s3, ckptctl, tmp_path):
+    store, url = s3
+    client = boto3.client("s3", endpoint_url=url)
+    client.put_bucket_versioning(Bucket="training", VersioningConfiguration={"Status": "Enabled"})
+    for number in (100, 200):
+        torch.save({"step": number, "w": torch.ones(3)}, tmp_path / "x.pt")
+        obstore.put(store, f"run/step_{number}.pt", (tmp_path / "x.pt").read_bytes())
+    done = ckptctl("prune", "s3://training/run", "--keep-last", "1", "--anchor-every", "0", "--yes")
+    assert (done.status, "note: the bucket keeps versions" in done.out) == (0, True)
+    assert keys(store) == {"run/step_200.pt"}

@@ -17,7 +17,6 @@ import torch
 from obstore import exceptions
 from safetensors.numpy import save_file
 
-from ckptctl.cli.app import main
 from ckptctl.errors import ChangedError, CkptctlError, UsageError
 from ckptctl.ops.consolidate import Options as Merging
 from ckptctl.ops.consolidate import Wanted, consolidate
@@ -349,13 +348,8 @@ sys.exit(main(["inspect", "s3://b/x.safetensors"]))
     assert done.stderr == "ckptctl: obstore is not installed\n  hint: pip install 'ckptctl[cloud]'\n"
 
 
-def test_prune_says_that_it_does_not_know_buckets():
-    assert main(["prune", "s3://corpus/transformers", "--dry-run"]) == 2
-
-
 def test_the_first_bytes_of_many_files_are_not_held(tmp_path):
     """Of 200 shards at most those that wait to be read: their first megabytes are given back."""
-    from ckptctl.storage import remote_file
 
     state = {f"layer.{i}.weight": np.zeros(300_000, np.float32) for i in range(200)}
     save_file(state, tmp_path / "x.safetensors")
@@ -368,5 +362,5 @@ def test_the_first_bytes_of_many_files_are_not_held(tmp_path):
     checkpoint = open_checkpoint(address("s3://held/m"))
     assert len(checkpoint.files) == 200
     assert sum(len(one.range.file._head) for one in checkpoint.files) == 0
-    assert not remote_file._opened
+    assert not opening._opened
     assert transferred.requests <= 204

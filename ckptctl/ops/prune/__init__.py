@@ -8,21 +8,23 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from ckptctl.errors import CkptctlError, ExistsError, PolicyError, UnknownFormatError, UnreadableError, UnsupportedError
+from ckptctl.errors import CkptctlError, ExistsError, PolicyError, UnknownFormatError, UnreadableError
 from ckptctl.ops.prune.carry_out import CarryOut, PruneReport
 from ckptctl.ops.prune.group import Group
 from ckptctl.ops.prune.plan import PrunePlan, directories_below, plan_prune
 from ckptctl.ops.prune.settings import Settings
 from ckptctl.runs import is_run
 from ckptctl.runs.trash import restore, trash_in
-from ckptctl.storage import is_remote, unreadable
-from ckptctl.storage.directory import Directory
+from ckptctl.storage import unreadable
+from ckptctl.storage.directory import open_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
     from datetime import datetime
     from pathlib import Path
     from types import TracebackType
+
+    from ckptctl.storage.directory import Held
 
 _T = TypeVar("_T")
 _TRIES = 3
@@ -48,8 +50,8 @@ class Pruning:
         self.settings, self.now = settings, now
         self._lock, self._below = lock, below
         self._stack = ExitStack()
-        self._opened: dict[Path, Directory] = {}
-        self._known: set[tuple[int, int]] = set()
+        self._opened: dict[Path, Held] = {}
+        self._known: set[Hashable] = set()
         self.running: CarryOut | None = None
         allow_many_files()
         self.plans: list[PrunePlan] = []
@@ -96,8 +98,6 @@ class Pruning:
 
     def _add(self, path: Path) -> None:
         """Plan a directory, or those one level below it that hold runs."""
-        if is_remote(path):
-            raise UnsupportedError(f"{path}: runs in stores are not pruned yet", hint="its own lifecycle rules can")
         if path.is_dir() and not is_run(path, least=1):
             raise UnknownFormatError(f"{path}: a checkpoint, not a run", hint="prune takes the directory that it is in")
         if self._plan(path):
@@ -121,7 +121,7 @@ class Pruning:
     def _plan(self, path: Path) -> bool:
         """Open, lock and plan one directory; return whether it holds a run."""
         with ExitStack() as opened:
-            directory = opened.enter_context(Directory(path))
+            directory = opened.enter_context(open_directory(path))
             if directory.identity in self._known:
                 return True  # it was named twice, or there is a link to it
             if self._lock:
@@ -135,7 +135,7 @@ class Pruning:
         self.plans.append(plan)
         return True
 
-    def _planned(self, directory: Directory) -> PrunePlan:
+    def _planned(self, directory: Held) -> PrunePlan:
         """Plan a directory; once more if something vanished meanwhile, as where a trainer deletes as well."""
         for _ in range(_TRIES - 1):
             try:
@@ -165,13 +165,13 @@ def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool
     """
     holding = []
     for one in (path, *directories_below(path)):
-        with Directory(one) as directory:
+        with open_directory(one) as directory:
             if any(name in (trash.name, trash.entry) for trash in trash_in(directory)):
                 holding.append(one)
     if len(holding) > 1:
         raise ExistsError(f"{path}: {name} is in the trash of {len(holding)} runs; name one", hint=str(holding[0]))
     if not holding and not path.is_dir():
         raise UnreadableError(f"{path}: no such directory")
-    with Directory(holding[0] if holding else path) as directory:
+    with open_directory(holding[0] if holding else path) as directory:
         directory.lock(wait=wait, needed=needed)
         return tuple(directory.path / back for back in restore(directory, name))

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptctl.errors import UnreadableError
 from ckptctl.ops.prune.protection import survey_of
 from ckptctl.runs.pointers import pointers_above, pointers_in
 from ckptctl.runs.trash import companions, discard, leftovers, trash_in
-from ckptctl.storage.removal import remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckptctl.model.run import CheckpointInfo
     from ckptctl.ops.prune.plan import PrunePlan
     from ckptctl.runs.trash import Trash
-    from ckptctl.storage.directory import Directory
+    from ckptctl.storage.directory import Held
 
 _THREADS, _BATCH = 4, 16
 _LOOK_AGAIN = 1.0
@@ -47,7 +47,7 @@ class PruneReport:
 class CarryOut:
     """A plan being carried out in a locked directory. A crash at any point leaves whole checkpoints and trash."""
 
-    def __init__(self, directory: Directory, plan: PrunePlan, *, now: datetime, trash_for: timedelta) -> None:
+    def __init__(self, directory: Held, plan: PrunePlan, *, now: datetime, trash_for: timedelta) -> None:
         self.directory, self.plan = directory, plan
         self.now, self.deadline, self.keep_trash = now, now + trash_for, bool(trash_for)
         self.deleted: list[Path] = []
@@ -59,8 +59,11 @@ class CarryOut:
 
     def run(self) -> PruneReport:
         """Finish what an earlier prune began, then delete what is planned."""
-        self._finish_earlier()
-        self._carry_out()
+        try:
+            self._finish_earlier()
+            self._carry_out()
+        except UnreadableError as error:  # a store that cannot be asked any more: what was done is still said
+            self.errors.append(f"{error.message}; the next prune goes on")
         return self.report()
 
     def _carry_out(self) -> None:
@@ -121,6 +124,7 @@ class CarryOut:
         """Say why something must not be deleted after all; empty if it may be."""
         if time.monotonic() - self._looked >= _LOOK_AGAIN:
             path = self.directory.path
+            self.directory.look_anew()
             self._held = frozenset(one.target for one in (*pointers_in(path), *pointers_above(path)))
             self._looked = time.monotonic()
         if any(name in self._held for name in names):
@@ -142,7 +146,7 @@ class CarryOut:
 
         def one(item: Trash) -> int | None:
             try:
-                return remove_tree(self.directory, item.entry)
+                return self.directory.remove(item.entry)
             except OSError as error:
                 self.errors.append(f"{item.name}: {error.strerror}; the rest of it lies in {item.entry}")
                 return None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckptctl.model.run import CheckpointInfo, Run
     from ckptctl.ops.prune.settings import Settings
     from ckptctl.runs.trash import Trash
-    from ckptctl.storage.directory import Directory
+    from ckptctl.storage.directory import Held
 
 _IN_FLIGHT = timedelta(hours=1)
 """How long ago something must have been written not to be a save that is going on."""
@@ -46,7 +46,7 @@ class PrunePlan:
 
     `surveys` tell each file or directory that is to be deleted from what may have its name later; `newest` names
     the newest complete checkpoint that remains of each family; `frees` is how many bytes on disk the deletions give;
-    `trash` lies there already.
+    `trash` lies there already; `notices` are what is worth saying of where the directory lies.
     """
 
     path: Path
@@ -55,6 +55,7 @@ class PrunePlan:
     newest: Mapping[str, str]
     frees: int
     trash: tuple[Trash, ...]
+    notices: tuple[str, ...] = ()
 
     @property
     def victims(self) -> tuple[CheckpointInfo, ...]:
@@ -93,7 +94,7 @@ def _has_names(path: Path) -> bool:
         return True
 
 
-def plan_prune(directory: Directory, settings: Settings, now: datetime) -> PrunePlan:
+def plan_prune(directory: Held, settings: Settings, now: datetime) -> PrunePlan:
     """Work out what to delete in a directory.
 
     Raises
@@ -101,6 +102,7 @@ def plan_prune(directory: Directory, settings: Settings, now: datetime) -> Prune
     PolicyError
         No complete checkpoint would remain in a group, none of it passes verification, or none has the metric.
     """
+    directory.look_anew()
     unread = unreadable_pointer(directory.path)
     if unread:
         message = f"{directory.path}: {unread} may say which checkpoint counts, and cannot be read; nothing is deleted"
@@ -127,6 +129,7 @@ def plan_prune(directory: Directory, settings: Settings, now: datetime) -> Prune
         newest={group.run.family: kept[-1].path.name for group in groups if (kept := kept_of(group.decisions))},
         frees=freed_by([*surveys.values(), *beside]),
         trash=trash_in(directory),
+        notices=directory.notices,
     )
 
 

@@ -11,8 +11,7 @@ from ckptctl.ops.prune.group import victims_of
 from ckptctl.retention import Action
 from ckptctl.runs import may_be_of_a_run
 from ckptctl.runs.pointers import links_within, pointers_above, pointers_in
-from ckptctl.runs.trash import PREFIX
-from ckptctl.storage.survey import Survey, survey
+from ckptctl.storage.set_aside import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,10 +20,11 @@ if TYPE_CHECKING:
     from ckptctl.model.run import CheckpointInfo
     from ckptctl.ops.prune.group import Group
     from ckptctl.retention import Decision
-    from ckptctl.storage.directory import Directory
+    from ckptctl.storage.directory import Held
+    from ckptctl.storage.survey import Survey
 
 
-def protected(directory: Directory, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+def protected(directory: Held, groups: tuple[Group, ...]) -> tuple[Group, ...]:
     """Keep what must never be removed: what holds a run or a mount, and what something that stays leads into."""
     victims = {path.name: info for group in groups for info in victims_of(group.decisions) for path in info.paths}
     if not victims:
@@ -63,7 +63,7 @@ def _kept_back(decision: Decision, why: Mapping[str, str]) -> Decision:
     )
 
 
-def _untouchable(directory: Directory, name: str) -> str:
+def _untouchable(directory: Held, name: str) -> str:
     """Say why something must not be removed; empty if it may be."""
     found = survey_of(directory, name)
     if found.why or not found.suspects:
@@ -83,6 +83,6 @@ def _own_files(path: Path) -> set[str]:
     return {file.relative_to(path).as_posix() for file in files if file.is_relative_to(path)}
 
 
-def survey_of(directory: Directory, name: str) -> Survey:
+def survey_of(directory: Held, name: str) -> Survey:
     """Look at a checkpoint as a thing to remove."""
-    return survey(directory, name, lambda inner, is_directory: may_be_of_a_run(inner, directory=is_directory))
+    return directory.survey(name, lambda inner, is_directory: may_be_of_a_run(inner, directory=is_directory))

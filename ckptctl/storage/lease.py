@@ -1,0 +1,142 @@
+"""A lock in a store: an object that only one can create, and that is written again while its holder lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from ckptctl.errors import LockedError, UnreadableError, UnsupportedError
+from ckptctl.storage.remote import forget
+from ckptctl.storage.set_aside import LOCK
+from ckptctl.storage.stores import asked, note_version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckptctl.storage.remote import RemotePath
+
+_AGAIN, _DOUBTFUL, _STALE = 60.0, 300.0, 600.0
+"""Seconds after which it is written again, may not be relied on, and is free for others, if it was not."""
+_PAUSE = 5.0
+
+
+class Lease:
+    """The lock of a directory in a store. `lost` tells that another has it, or that it could not be kept alive."""
+
+    def __init__(self, directory: RemotePath) -> None:
+        self.path: RemotePath = directory / LOCK
+        self._ended = threading.Event()
+        self._version: dict[str, Any] | None = None
+        self._written = 0.0
+        self._lost = False
+        self._since = ""
+        self._token = uuid4().hex
+
+    @property
+    def lost(self) -> bool:
+        """Whether it may not be relied on any more."""
+        return self._lost or (self._version is not None and time.monotonic() - self._written > _DOUBTFUL)
+
+    def take(self, *, wait: bool, needed: bool) -> None:
+        """Take it, from a holder that has died as well.
+
+        Raises
+        ------
+        LockedError
+            Another holds it, and `wait` is off.
+        UnsupportedError
+            The store cannot create an object only where there is none, and the lock is `needed`.
+        """
+        while not self._taken(needed=needed):
+            if not wait:
+                raise LockedError(
+                    f"{self.path.parent}: another prune is at work here ({self._holder()})",
+                    hint="--wait waits for it; one that was killed holds the lock for ten minutes more",
+                )
+            time.sleep(_PAUSE)
+        if self._version is not None:
+            threading.Thread(target=self._keep, name="ckptctl-lease", daemon=True).start()
+
+    def release(self) -> None:
+        """Let others have it."""
+        self._ended.set()
+        if self._version is not None and not self.lost:
+            asked(self.path, lambda: self.path.store.delete(self.path.key))
+            self._version = None
+            forget()
+
+    def _taken(self, *, needed: bool) -> bool:
+        try:
+            self._put("create")
+        except FileExistsError:
+            return self._taken_over()
+        except UnreadableError as error:
+            if not needed:
+                return True
+            hint = "--no-lock goes on without, if no other prune can run at the same time"
+            raise UnsupportedError(f"{self.path}: no lock can be made there: {error.message}", hint=hint) from None
+        return True
+
+    def _taken_over(self) -> bool:
+        """Take it from a holder that has not written it again for so long that it must have died."""
+        try:
+            found = asked(self.path, lambda: self.path.store.head(self.path.key))
+            age = (datetime.now(tz=timezone.utc) - found["last_modified"]).total_seconds()
+            if age < _STALE:
+                return False
+            self._put(_version_of(found))
+        except (FileNotFoundError, FileExistsError):
+            return False  # it has just been let go, or taken by another
+        return True
+
+    def _put(self, mode: Any) -> None:
+        now = f"{datetime.now(tz=timezone.utc):%Y-%m-%dT%H:%M:%S.%fZ}"
+        said = {"host": socket.gethostname(), "pid": os.getpid(), "since": self._since or now, "at": now}
+        raw, store, key = json.dumps({**said, "token": self._token}).encode(), self.path.store, self.path.key
+        try:
+            found = asked(self.path, lambda: store.put(key, raw, mode=mode, use_multipart=False))
+        except FileExistsError:
+            if self._said().get("token") != self._token:
+                raise
+            found = asked(self.path, lambda: store.head(key))  # it was written, and the answer was lost
+        note_version(self.path, found)
+        self._since = self._since or now
+        self._version = _version_of(found)
+        self._written = time.monotonic()
+
+    def _holder(self) -> str:
+        said = self._said()
+        return f"{said.get('host', '?')}, process {said.get('pid', '?')}, since {str(said.get('since', '?'))[:19]}Z"
+
+    def _said(self) -> dict[str, Any]:
+        """Return what its holder wrote; nothing if that cannot be told."""
+        try:
+            said = json.loads(bytes(asked(self.path, lambda: self.path.store.get(self.path.key).bytes())))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return said if isinstance(said, dict) else {}
+
+    def _keep(self) -> None:
+        while not self._ended.wait(_AGAIN):
+            self._lost = not self._kept()
+            if self._lost:
+                return
+
+    def _kept(self) -> bool:
+        try:
+            self._put(self._version)
+        except FileExistsError:
+            return False
+        except (OSError, UnreadableError):
+            return True  # it is tried again; `lost` tells when that has been in vain for too long
+        return True
+
+
+def _version_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: found[name] for name in ("e_tag", "version") if found[name]}
