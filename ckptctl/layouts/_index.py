@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _KINDS = (".safetensors.index.json", ".bin.index.json")
 _MAX_INDEX = 64 << 20
 _MAX_NAME = 255
+_HEADS = 64 << 10
+"""Bytes asked for of each shard before the index is known: the header of most is in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +46,15 @@ def read_shards(seen: Scan, path: Path) -> Shards:
     CorruptError, LimitError
         Index and shards contradict each other, or none of them is there.
     """
+    likely = _likely(seen, path)
+    open_ahead((path.parent / name for name in likely), window=_HEADS)
     weight_map, stated = _read_index(path)
     wanted: dict[str, list[str]] = {}
     for tensor, shard in weight_map.items():
         wanted.setdefault(shard, []).append(tensor)
     there = set(seen.names)
     missing = [shard for shard in wanted if shard not in there]
-    files = tuple(_read_files(path.parent, sorted(wanted.keys() & there)))
+    files = tuple(_read_files(path.parent, sorted(wanted.keys() & there), opened=likely))
     if not files:
         raise CorruptError(f"{path}: none of the {len(wanted)} shards that it names is there")
     tensors = _joined(path, weight_map, files)
@@ -103,8 +107,15 @@ def is_plain(name: str) -> bool:
     return plain and len(name.encode("utf-8", "surrogatepass")) <= _MAX_NAME
 
 
-def _read_files(directory: Path, names: list[str]) -> Iterator[Contents]:
-    open_ahead(directory / name for name in names)
+def _likely(seen: Scan, index: Path) -> frozenset[str]:
+    """Return the names of what must be its shards; none where there are several indexes, or pickles."""
+    if len(indexes_of(seen)) > 1 or not index.name.endswith(_KINDS[0]):
+        return frozenset()
+    return frozenset(name for name in seen.names if name.endswith(".safetensors"))
+
+
+def _read_files(directory: Path, names: list[str], *, opened: frozenset[str]) -> Iterator[Contents]:
+    open_ahead((directory / name for name in names if name not in opened), window=0)
     for name in names:
         file = open_file(directory / name)
         yield formats.read(file.range())

@@ -39,14 +39,15 @@ class Daemons:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._idle = 0
+        self._idle = self._calls_left = 0
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Have something done, and return what will come of it."""
         future: Future[T] = Future()
         self._calls.put((future, call))
         with self._lock:
-            if not self._idle and len(self._threads) < self._count:
+            self._calls_left += 1
+            if self._calls_left > self._idle and len(self._threads) < self._count:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -59,4 +60,5 @@ class Daemons:
             future, call = self._calls.get()
             with self._lock:
                 self._idle -= 1
+                self._calls_left -= 1
             _carried_out(future, call)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,31 +19,90 @@ if TYPE_CHECKING:
 
     from ckptctl.storage.remote import RemotePath
 
-_MOST_OPEN = 64
-"""So many objects are opened ahead: their first bytes are held until somebody wants them."""
+_MOST = 64 << 20
+"""So many first bytes are held at most until somebody wants them."""
 _FRESH = 10.0
-"""Seconds for which one is taken to be what it was."""
-_opened: dict[str, tuple[float, Future[RemoteFile]]] = {}
-_waiting: deque[tuple[RemotePath, int]] = deque()
+"""Seconds for which an object is taken to be what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    since: float
+    window: int
+    file: Future[RemoteFile]
+
+
+class _Ahead:
+    """What was opened and waits for whoever wants it, and what is to be opened once there is room."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, _Opened] = {}
+        self._waiting: deque[tuple[RemotePath, int]] = deque()
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def begin(self, paths: Iterable[RemotePath], window: int) -> None:
+        with self._lock:
+            self._waiting.extend((path, window) for path in paths)
+            self._top_up()
+
+    def put(self, path: RemotePath, file: Future[RemoteFile]) -> None:
+        with self._lock:
+            self._take(str(path))
+            self._add(path, FIRST, file)
+
+    def take(self, path: RemotePath) -> Future[RemoteFile] | None:
+        """Return what was opened ahead, if that is not long ago."""
+        with self._lock:
+            found = self._take(str(path))
+            self._top_up()
+        return found.file if found and time.monotonic() - found.since < _FRESH else None
+
+    def let_go(self) -> None:
+        with self._lock:
+            self._waiting.clear()
+            self._opened.clear()
+            self._held = 0
+
+    def _take(self, name: str) -> _Opened | None:
+        found = self._opened.pop(name, None)
+        self._held -= found.window if found else 0
+        return found
+
+    def _add(self, path: RemotePath, window: int, file: Future[RemoteFile]) -> None:
+        self._opened[str(path)] = _Opened(time.monotonic(), window, file)
+        self._held += window
+
+    def _top_up(self) -> None:
+        if not self._waiting:
+            return
+        now = time.monotonic()
+        for name in [name for name, one in self._opened.items() if now - one.since > _FRESH]:
+            self._take(name)
+        while self._waiting and self._held < _MOST:
+            path, window = self._waiting.popleft()
+            if str(path) not in self._opened:
+                self._add(path, window, pool.submit(partial(RemoteFile, path, window=window)))
+
+
+_ahead = _Ahead()
 
 
 def begin(paths: Iterable[RemotePath], window: int = 0) -> None:
     """Open objects side by side; whoever opens one of them next gets it. Some wait until others have been taken."""
-    _waiting.extend((path, window or FIRST) for path in paths)
-    _top_up()
+    _ahead.begin(paths, window or FIRST)
 
 
 def let_go() -> None:
     """Let go of what was opened ahead and nobody took."""
-    _waiting.clear()
-    _opened.clear()
+    _ahead.let_go()
 
 
 def ahead(path: RemotePath) -> RemoteFile:
     """Open an object for whoever opens it next, and return it."""
-    known = _taken(path) or pool.submit(partial(RemoteFile, path))
+    known = _ahead.take(path) or pool.submit(partial(RemoteFile, path))
     file = known.result()
-    _opened[str(path)] = time.monotonic(), known
+    _ahead.put(path, known)
     return file
 
 
@@ -52,30 +113,10 @@ def opened(path: RemotePath, window: int = 0, *, anew: bool = False) -> RemoteFi
     """
     if anew:
         return RemoteFile(path, window=window or FIRST)
-    waiting = _taken(path)
-    _top_up()
+    waiting = _ahead.take(path)
     if waiting:
         return waiting.result()
     known = path.listed()
     if known and known.directory:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return RemoteFile(path, known, window=window or FIRST)
-
-
-def _top_up() -> None:
-    now = time.monotonic()
-    for name in [name for name, (since, _) in list(_opened.items()) if now - since > _FRESH]:
-        _opened.pop(name, None)
-    while len(_opened) < _MOST_OPEN:
-        try:
-            path, window = _waiting.popleft()
-        except IndexError:
-            return
-        if str(path) not in _opened:
-            _opened[str(path)] = now, pool.submit(partial(RemoteFile, path, window=window))
-
-
-def _taken(path: RemotePath) -> Future[RemoteFile] | None:
-    """Return what was opened ahead, if that is not long ago."""
-    since, waiting = _opened.pop(str(path), (0.0, None))
-    return waiting if time.monotonic() - since < _FRESH else None

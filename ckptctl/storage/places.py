@@ -112,12 +112,14 @@ def list_ahead(path: Path) -> None:
         path.list_ahead()  # type: ignore[attr-defined]  # it is remote
 
 
+def meanwhile(path: Path, call: Callable[[], T]) -> Callable[[], T]:
+    """Ask something of a store while other things are asked; return what gives the answer. A disk is asked then."""
+    return _pool.submit(call).result if is_remote(path) else call
+
+
 def side_by_side(path: Path, calls: Sequence[Callable[[], T]]) -> Iterator[T]:
     """Call all of these, in their order, and yield what comes of each; of what is in a store several at a time."""
-    if not is_remote(path):
-        return (call() for call in calls)
-    found = [_pool.submit(call) for call in calls]
-    return (one.result() for one in found)
+    return (answer() for answer in [meanwhile(path, call) for call in calls])
 
 
 def has_file(path: Path) -> bool:

@@ -34,7 +34,8 @@ _SURE = 2
 """After so many reads that each began where the last one ended, a file is read straight through."""
 _GAP = 64 << 10
 """Pieces that lie no farther apart are asked for in one."""
-_WORKERS = 32
+_WORKERS = 192
+"""Threads for that: of many small requests so many are under way."""
 _AT_ONCE = 16 << 20
 pool = Daemons(_WORKERS, "ckptctl-store")
 """Threads that ask stores."""

@@ -350,6 +350,7 @@ sys.exit(main(["inspect", "s3://b/x.safetensors"]))
 
 def test_the_first_bytes_of_many_files_are_not_held(tmp_path):
     """Of 200 shards at most those that wait to be read: their first megabytes are given back."""
+    from ckptctl.storage import opening
 
     state = {f"layer.{i}.weight": np.zeros(300_000, np.float32) for i in range(200)}
     save_file(state, tmp_path / "x.safetensors")
@@ -362,5 +363,6 @@ def test_the_first_bytes_of_many_files_are_not_held(tmp_path):
     checkpoint = open_checkpoint(address("s3://held/m"))
     assert len(checkpoint.files) == 200
     assert sum(len(one.range.file._head) for one in checkpoint.files) == 0
-    assert not opening._opened
+    assert not opening._ahead._opened
+    assert not opening._ahead._held
     assert transferred.requests <= 204

@@ -9,7 +9,7 @@ from ckptctl import checks
 from ckptctl.checks.marks import unfinished_marks
 from ckptctl.formats import format_named
 from ckptctl.layouts import open_checkpoint
-from ckptctl.model import Checkpoint, Component, GlobalUse, Module, Part, Region, module_tree
+from ckptctl.model import Checkpoint, Component, Finding, GlobalUse, Module, Part, Region, module_tree
 from ckptctl.model.ties import tied_groups
 from ckptctl.ops.inspect.report import ComponentRow, InspectReport, Selection, TensorRow
 from ckptctl.ops.inspect.rows import component_row, sort_rows, tensor_rows
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+from ckptctl.storage import address, meanwhile
 from ckptctl.values import State
 
 __all__ = ["ComponentRow", "InspectReport", "Selection", "TensorRow", "inspect"]
@@ -48,10 +49,14 @@ def inspect(  # noqa: PLR0913  # what to show is chosen part by part
     CkptctlError
         It cannot be read; the class says why.
     """
-    checkpoint, chosen = open_checkpoint(path), selection or Selection()
+    chosen, where = selection or Selection(), address(path)
+    where.is_dir()  # a store is asked what lies there, once
+    marks = meanwhile(where, lambda: tuple(unfinished_marks(where)))
+    checkpoint = open_checkpoint(where)
     parts = _selected(checkpoint, chosen)
     tied = tied_groups(t for part in parts.values() for t in part.tensors.values())
-    report = _summary(checkpoint, parts, tied, all_of_it=chosen.all)
+    marked = marks() if checkpoint.path == where else tuple(unfinished_marks(checkpoint.path))
+    report = _summary(checkpoint, parts, tied, marked, all_of_it=chosen.all)
     return replace(
         report,
         tensor_list=sort_rows(tensor_rows(parts, _first_of(tied)), sort) if tensors else None,
@@ -61,7 +66,12 @@ def inspect(  # noqa: PLR0913  # what to show is chosen part by part
 
 
 def _summary(
-    checkpoint: Checkpoint, parts: Mapping[Component, Part], tied: tuple[tuple[str, ...], ...], *, all_of_it: bool
+    checkpoint: Checkpoint,
+    parts: Mapping[Component, Part],
+    tied: tuple[tuple[str, ...], ...],
+    marked: tuple[Finding, ...],
+    *,
+    all_of_it: bool,
 ) -> InspectReport:
     first_of, trunk = _first_of(tied), _trunk(parts)
     rows = tuple(component_row(part, first_of) for part in parts.values())
@@ -80,7 +90,7 @@ def _summary(
         components=rows,
         missing=checks.resume_gaps(checkpoint),
         findings=(
-            *unfinished_marks(checkpoint.path),
+            *marked,
             *checkpoint.findings,
             *(finding for contents in checkpoint.files for finding in contents.findings),
         ),
