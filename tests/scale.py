@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 
-from ckptctl.storage.remote_file import _AHEAD, _STEP, FIRST
+from ckptctl.layouts._index import _HEADS
+from ckptctl.storage.remote_directory import _BATCH
+from ckptctl.storage.remote_file import _AHEAD, _STEP, _WORKERS
 from ckptctl.storage.share import Share
 from ckptctl.storage.upload import _MOST_PARTS, _PART
 
@@ -35,12 +37,12 @@ def stream_rate() -> float:
 
 def inspected() -> list[str]:
     """The table of `inspect`."""
-    rounds, network = 2 + -(-FILES // 32), RATES["a node's network"]
+    rounds, network = 1 + -(-FILES // _WORKERS), RATES["a node's network"]
     rows = [
         ("requests", f"{FILES + 3:,}", "files + 3", "one for the listing, one for the index, one for a mark beside it"),
-        ("bytes", f"{FILES * FIRST / 1e9:.1f} GB", "files x 1 MiB", "the first megabyte of each file"),
-        ("time", f"{rounds * LATENCY + FILES * FIRST / network:.1f} s",
-         "files / 32 x round trip + bytes / network", "32 requests at a time"),
+        ("bytes", f"{FILES * _HEADS / 1e9:.1f} GB", "files x 64 KiB", "the first of each file; a longer header is one more request"),
+        ("time", f"{rounds * LATENCY + FILES * _HEADS / network:.1f} s",
+         f"(1 + files / {_WORKERS}) x round trip + bytes / network", f"the listing, then {_WORKERS} requests at a time"),
     ]  # fmt: skip
     return _table(("", "2,000 files", "law", "because"), rows)
 
@@ -75,9 +77,19 @@ def parts() -> list[str]:
     return _table(("an object of", "parts of", "parts"), rows)
 
 
+def deleted() -> list[str]:
+    """The table of `prune`: requests for each checkpoint that goes; each is one after another."""
+    rows = []
+    for objects in (1, 20, 2_000, 20_000):
+        pages = -(-objects // _BATCH)
+        requests = 4 + 7 * pages
+        rows.append((f"{objects:,}", f"{requests:,}", f"{requests * LATENCY:.1f} s"))
+    return _table(("objects", "requests", "time"), rows)
+
+
 def scale_page(text: str) -> str:
     """The page, its tables made anew."""
-    for name, rows in (("inspect", inspected()), ("nodes", divided()), ("parts", parts())):
+    for name, rows in (("inspect", inspected()), ("nodes", divided()), ("parts", parts()), ("prune", deleted())):
         before, _, rest = text.partition(f"<!-- {name} -->\n")
         _, _, after = rest.partition("<!-- end -->")
         text = f"{before}<!-- {name} -->\n" + "\n".join(rows) + f"\n<!-- end -->{after}"
