@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from ckptctl.storage.remote import RemotePath
 
-_REVISION = "main"
 _PAGE, _MOST_AT_ONCE = 1000, 20_000
 
 
@@ -124,24 +122,12 @@ def _of_object(directory: RemotePath, name: str, one: Mapping[str, Any]) -> Entr
     return Entry(directory / name, size=one["size"], modified=when, tag=one["e_tag"] or "")
 
 
-def hub_key(parts: tuple[str, ...]) -> str:
-    """Return where the Hub serves a file: ``owner/model/resolve/REVISION/file``."""
-    owner, model, *rest = parts
-    model, _, revision = model.partition("@")
-    return "/".join((owner, model, "resolve", revision or _REVISION, *rest))
-
-
 def _listed_hub(path: RemotePath) -> dict[str, Entry]:
-    owner, model, *rest = path.parts[1:]
-    model, _, revision = model.partition("@")
-    key = "/".join(("api/models", owner, model, "tree", revision or _REVISION, *rest))
-    try:
-        raw = asked(path, lambda: path.store.get(key).bytes())
-    except FileNotFoundError:
-        return {}
+    from ckptctl.storage.hub import listed_by_the_hub  # noqa: PLC0415  # only who looks there needs it
+
     entries = {}
-    for one in json.loads(bytes(raw)):
-        name = str(one["path"]).rpartition("/")[2]
+    for one in listed_by_the_hub(path):
+        name = one["path"].rpartition("/")[2]
         # Its ids of objects are not the tags that the server gives with the bytes.
-        entries[name] = Entry(path / name, size=int(one.get("size", 0)), directory=one["type"] == "directory")
+        entries[name] = Entry(path / name, size=one["size"], directory=one["type"] == "directory")
     return dict(sorted(entries.items()))

@@ -43,6 +43,11 @@ def is_remote(path: Path) -> bool:
     return getattr(path, "remote", False)
 
 
+def is_writable(path: Path) -> bool:
+    """Whether something may be written there: on disk and in buckets, not to web servers and not to the Hub."""
+    return not is_remote(path) or bool(path.writable)  # type: ignore[attr-defined]  # it is remote
+
+
 def address(text: str | os.PathLike[str]) -> Path:
     """Return the path that a text is: on disk, or in a store, such as ``s3://bucket/run``.
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ckptctl.errors import UnsupportedError, UsageError
-from ckptctl.storage.listing import Entry, hub_key, listing_of, listings_below
-from ckptctl.storage.stores import asked, store_of
+from ckptctl.storage.listing import Entry, listing_of, listings_below
+from ckptctl.storage.stores import asked, hub_parts, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ class RemotePath(PosixPath):
         """What the store calls it."""
         rest = self.parts[1:] if self.scheme == "hf" else self.parts[2:]
         if self.scheme == "hf":
-            return hub_key(rest)
+            return "/".join(hub_parts(rest))
         return unquote("/".join(rest)) if self.scheme in _WEB else "/".join(rest)
 
     @property

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SCHEMES = ("s3", "gs", "az", "http", "https", "hf")
 _TRIES, _FIRST_PAUSE = 4, 0.2
-_HUB = "https://huggingface.co"
+_REVISION = "main"
+HUB = "https://huggingface.co"
 _STATUS = re.compile(r"status code: ([0-9]{3} [A-Za-z ]+)")
 _WHY = re.compile(r" - (?:HTTP error: )?([^\n:<]{3,120})")
 _stores: dict[tuple[str, str], Any] = {}
@@ -144,7 +145,7 @@ def _made(scheme: str, bucket: str) -> Any:
         case "az":
             return kinds.AzureStore(bucket, **options)
         case "hf":
-            return kinds.HTTPStore.from_url(os.environ.get("HF_ENDPOINT", _HUB), **options)
+            return kinds.HTTPStore.from_url(os.environ.get("HF_ENDPOINT", HUB), **options)
     return kinds.HTTPStore.from_url(f"{scheme}://{bucket}", **options)
 
 
@@ -161,7 +162,7 @@ def _client(scheme: str) -> dict[str, Any]:
     plain = any(os.environ.get(name, "").startswith("http://") for name in names)
     if plain or scheme == "http":
         found["allow_http"] = True
-    token = _hub_token() if scheme == "hf" else ""
+    token = hub_token() if scheme == "hf" else ""
     if token:
         found["default_headers"] = {"authorization": f"Bearer {token}"}
     return found
@@ -190,7 +191,15 @@ def _credentials() -> dict[str, Any]:
         return found
 
 
-def _hub_token() -> str:
+def hub_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return where the Hub serves a file: ``owner``, ``model``, ``resolve``, the revision, and what follows."""
+    owner, model, *rest = parts
+    model, _, revision = model.partition("@")
+    return (owner, model, "resolve", revision or _REVISION, *rest)
+
+
+def hub_token() -> str:
+    """Return the token for the Hugging Face Hub that the environment or its own file gives; empty if there is none."""
     if os.environ.get("HF_TOKEN"):
         return os.environ["HF_TOKEN"]
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import obstore
 from obstore.store import MemoryStore
@@ -170,12 +170,19 @@ class _Files(http.server.BaseHTTPRequestHandler):
             {"type": "directory" if one.is_dir() else "file", "size": one.stat().st_size, "oid": "0" * 40,
              "path": "/".join(one.parts[len(one.parts) - base - 1 :])} for one in sorted(directory.iterdir())
         ]  # fmt: skip
-        text = json.dumps(found).encode()
+        first = int(dict(parse_qsl(self.path.partition("?")[2])).get("cursor", 0))
+        after = first + self.server.page
+        text = json.dumps(found[first:after]).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.send_header("Last-Modified", "Wed, 01 Jan 2025 00:00:00 GMT")
         self.send_header("ETag", '"x"')
+        if after < len(found):
+            self.send_header(
+                "Link",
+                f'<{self.server.next or self.server.url}{self.path.partition("?")[0]}?cursor={after}>; rel="next"',
+            )
         self.end_headers()
         self.wfile.write(text)
 
@@ -189,6 +196,7 @@ def served(root: Path, token: str = "") -> Iterator[http.server.ThreadingHTTPSer
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Files)
     server.root, server.token, server.seen = root, token, []
     server.trouble, server.errors, server.stall = iter(()), 0, 0.0
+    server.page, server.next = 1000, ""
     server.tags, server.modified = True, "Wed, 01 Jan 2025 00:00:00 GMT"
     server.handle_error = lambda *_: None  # a client that has gone is no error of the test
     server.daemon_threads, server.block_on_close = True, False

@@ -239,11 +239,8 @@ def test_addresses_that_are_not_taken(text, ckptctl):
     assert "internal error" not in done.err
 
 
-def test_write_is_for_disks_and_no_digest_is_written_over_a_doubt(tmp_path, ckptctl):
-    store = bucket("doubt")
-    put(store, "x.safetensors", source(tmp_path / "x.safetensors"))
-    assert ckptctl("verify", "--write", "s3://doubt/x.safetensors").status == 2
-    assert store.keys == {"x.safetensors"}
+def test_no_digest_is_written_over_a_doubt(tmp_path, ckptctl):
+    source(tmp_path / "x.safetensors")
     (tmp_path / "m").mkdir()
     assert ckptctl("convert", tmp_path / "x.safetensors", "-o", tmp_path / "m" / "m.safetensors", *SIZES).status == 0
     sidecar = next((tmp_path / "m").glob("*.sha256"))
@@ -251,3 +248,44 @@ def test_write_is_for_disks_and_no_digest_is_written_over_a_doubt(tmp_path, ckpt
     assert ckptctl("verify", "--write", "--quick", tmp_path / "m").status == 1
     assert not (tmp_path / "m" / "SHA256SUMS").exists()
     assert load_file(tmp_path / "x.safetensors")
+
+
+def test_the_hub_lists_page_after_page(tmp_path, ckptctl, monkeypatch):
+    model = tmp_path / "owner" / "model" / "main"
+    model.parent.mkdir(parents=True)
+    assert ckptctl("convert", source(tmp_path / "x.safetensors"), "-o", model / "model.safetensors", *SIZES).status == 0
+    monkeypatch.setattr("ckptctl.storage.hub._PAUSE", 0.0)
+    with served(tmp_path, token="SECRET") as server, served(tmp_path) as other:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", "SECRET")
+        monkeypatch.setattr("ckptctl.storage.stores._stores", {})
+        server.page = 2
+        start()
+        assert ckptctl("verify", "hf://owner/model").status == 0
+        assert sum("cursor" in path for _, path, _ in server.seen) > 1
+        server.next = other.url
+        start()
+        done = ckptctl("inspect", "hf://owner/model")
+        assert (done.status, "on another server" in done.err, other.seen) == (2, True, [])
+        server.next, server.page = "", 0
+        start()
+        done = ckptctl("inspect", "hf://owner/model")
+        assert (done.status, "does not end" in done.err) == (2, True)
+    start()
+    done = ckptctl("inspect", "hf://owner/model")
+    assert (done.status, "cannot be reached" in done.err) == (2, True)
+
+
+def test_digests_are_written_beside_objects_too(tmp_path, ckptctl):
+    store = bucket("digests")
+    source(tmp_path / "x.safetensors")
+    store.fill(tmp_path)
+    assert ckptctl("convert", "s3://digests/x.safetensors", "-o", "s3://digests/s/m.safetensors", *SIZES).status == 0
+    store.delete([key for key in store.keys if key.startswith("s/") and key.endswith(".sha256")])
+    for path in ("s3://digests/x.safetensors", "s3://digests/s"):
+        assert ckptctl("verify", "--write", path).status == 0
+        assert "digest verified" in ckptctl("verify", path).out
+    assert {"x.safetensors.sha256", "s/SHA256SUMS"} <= store.keys
+    with served(tmp_path) as server:
+        done = ckptctl("verify", "--write", f"{server.url}/x.safetensors")
+    assert (done.status, "nothing is written there, only to buckets" in done.err) == (2, True)

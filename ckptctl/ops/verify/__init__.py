@@ -14,7 +14,7 @@ from ckptctl.errors import UnsupportedError
 from ckptctl.model import Aspect, Finding, Severity
 from ckptctl.ops.verify.report import Judgement, Level, VerifyReport, judged
 from ckptctl.ops.verify.write import write_digests
-from ckptctl.storage import address, is_remote
+from ckptctl.storage import address, is_writable
 
 if TYPE_CHECKING:
     import os
@@ -44,8 +44,10 @@ def verify(
     of every number of bytes read.
     """
     where, asked = address(path), level or Level()
-    if asked.write and is_remote(where):
-        raise UnsupportedError(f"{where}: digests are written on disks only", hint="verify --write before the upload")
+    if asked.write and not is_writable(where):
+        raise UnsupportedError(
+            f"{where}: nothing is written there, only to buckets", hint="verify --write before the upload"
+        )
     where = where.resolve() if asked.share and where.name in ("", "..") else where
     looked = look(where, names=names)
     shown = where / names[0] if names else where

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.digests import SUMS, is_readable, recorded_for, sums_of
 from ckptctl.model import Aspect, Finding, Severity
 from ckptctl.ops.verify.report import Judgement
-from ckptctl.storage import open_file
+from ckptctl.storage import is_there, open_file
 from ckptctl.storage.atomic import flush_directory, write_small
 from ckptctl.storage.digest import sidecar_line, sidecar_of
 
@@ -34,7 +33,7 @@ def write_digests(report: VerifyReport, *, whole: bool) -> VerifyReport:
     for path, digest in report.digests.items():
         names = [entry.name for entry in path.parent.iterdir()]
         if not recorded_for(path, names, sums_of(path.parent, names)):
-            write_small(sidecar_of(path), sidecar_line(digest, path.name))
+            write_small(sidecar_of(path), sidecar_line(digest, path.name), create=True)
             flush_directory(path.parent)
             wrote.append(sidecar_of(path))
     return replace(report, wrote=tuple(wrote))
@@ -50,7 +49,7 @@ def _sums(report: VerifyReport, directory: Path) -> VerifyReport:
     wrong = [name for name, path in found.items() if _beside(path) not in ("", digests[name])]
     if wrong:
         return _refused(report, "digest-mismatch", wrong[0], f"{wrong[0]}.sha256 says another digest of it")
-    if os.path.lexists(directory / SUMS) and not is_readable(directory / SUMS):
+    if is_there(directory / SUMS) and not is_readable(directory / SUMS):
         return _refused(report, "no-digest", SUMS, f"there are lines in {SUMS} that are no digests")
     if digests.keys() <= known.keys():
         return report
