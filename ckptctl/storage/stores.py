@@ -139,7 +139,7 @@ def _made(scheme: str, bucket: str) -> Any:
     options: dict[str, Any] = {"client_options": _client(scheme), "retry_config": _retries()}
     match scheme:
         case "s3":
-            return kinds.S3Store(bucket, **options, **_credentials())
+            return kinds.S3Store(bucket, **options, **_credentials(), **_checksums())
         case "gs":
             return kinds.GCSStore(bucket, **options)
         case "az":
@@ -170,6 +170,12 @@ def _client(scheme: str) -> dict[str, Any]:
 
 def _retries() -> dict[str, Any]:
     return {"max_retries": 5, "retry_timeout": timedelta(seconds=120)}
+
+
+def _checksums() -> dict[str, Any]:
+    """Have Amazon check each part that is sent by its SHA-256; other servers only where the environment says so."""
+    own = ("AWS_CHECKSUM_ALGORITHM", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    return {} if any(os.environ.get(name) for name in own) else {"checksum_algorithm": "SHA256"}
 
 
 def _credentials() -> dict[str, Any]:
