@@ -37,6 +37,7 @@ __all__ = [
     "open_one",
     "parts_of",
     "runs_in",
+    "step_in_name",
 ]
 
 
@@ -132,6 +133,12 @@ def parts_of(info: CheckpointInfo) -> tuple[tuple[Path, tuple[str, ...] | None],
     if len(ranked) < 2:
         return tuple((path, None) for path in info.paths)
     return ((info.path.parent, ranked), *((path, None) for path in info.paths if path.name not in ranked))
+
+
+def step_in_name(name: str) -> int | None:
+    """Return the step that the name of a checkpoint states; None if it states none."""
+    named = name_of(name, directory=False) or name_of(name, directory=True)
+    return named.step if named else None
 
 
 def may_be_of_a_run(name: str, *, directory: bool) -> bool:

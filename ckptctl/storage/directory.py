@@ -118,8 +118,10 @@ class Directory:
     ) -> None:
         os.close(self.fd)
 
-    def lock(self, *, wait: bool = False, needed: bool = True) -> None:
+    def lock(self, *, wait: bool = False, needed: bool = True, other: str = "another prune is at work here") -> None:
         """Let nobody else lock the directory meanwhile. Nothing is created for it; the lock dies with its holder.
+
+        `other` says who holds it, if somebody does.
 
         Raises
         ------
@@ -131,7 +133,7 @@ class Directory:
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise LockedError(f"{self.path}: another prune is at work here", hint="--wait waits for it") from None
+            raise LockedError(f"{self.path}: {other}", hint="--wait waits for it") from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise

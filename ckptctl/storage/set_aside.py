@@ -28,12 +28,12 @@ PREFIX = ".ckptctl-trash-"
 MOVED = ".ckptctl-trash"
 """Where in the same directory of a store what was moved lies."""
 LOCK = ".ckptctl-lock"
-OWN_NAMES = frozenset({MOVED, LOCK})
+OWN_NAMES = frozenset({MOVED, LOCK, ".ckptctl-upload"})
 _SCHEMA = "ckptctl.set-aside/1"
 _BEGINNING = f'{{"schema": "{_SCHEMA}"'.encode()
 _HEAD = 64 << 10
 _SMALL, _FEW = 1 << 20, 100
-_LAST_WRITTEN = re.compile(
+LAST_WRITTEN = re.compile(
     r"\.metadata|.+\.index\.json|manifest\.json|trainer_state\.json|latest|zarr\.json"
     r"|_CHECKPOINT_METADATA|_METADATA|commit_success(?:\.txt)?|manifest\.ocdbt|\.complete|_SUCCESS"
 )
@@ -148,6 +148,6 @@ def _hidden_by(directory: RemotePath, entry: str) -> str:
 def to_move(objects: Iterable[Stored]) -> tuple[Stored, ...]:
     """Return which objects make a checkpoint of the others: marks, indexes, or else the small and one more."""
     every = sorted(objects, key=lambda one: one.size)
-    known = [one for one in every if _LAST_WRITTEN.fullmatch(one.name.rpartition("/")[2])]
+    known = [one for one in every if LAST_WRITTEN.fullmatch(one.name.rpartition("/")[2])]
     small = [one for one in every if one.size <= _SMALL]
     return tuple(known[:_FEW] or [*small[:_FEW], *every[len(small) : len(small) + 1]])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 from concurrent.futures import TimeoutError as FutureTimeout
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import ChangedError, ExistsError, UnreadableError, UnsupportedError
@@ -36,6 +35,8 @@ class _BrokenOffError(Exception):
 class Upload:
     """An object that is being written; it is there from `publish` on. Leaving the context before takes it back.
 
+    `part` is how many bytes each part of it has, `tag` what the store calls it then.
+
     Raises
     ------
     ExistsError
@@ -49,8 +50,8 @@ class Upload:
         check_free(target, force=force)
         self._blocks: queue.Queue[bytes | None] = queue.Queue(_WAITING)
         self._broken = self._ended = self.done = False
-        part = max(_PART, -(-nbytes // _MOST_PARTS))
-        self._sent: Future[Any] = in_daemon(partial(self._send, part), "ckptctl-upload")
+        self.part, self.tag = max(_PART, -(-nbytes // _MOST_PARTS)), ""
+        self._sent: Future[Any] = in_daemon(self._send, "ckptctl-upload")
 
     def __enter__(self) -> Upload:  # noqa: PYI034  # Self came with Python 3.11
         return self
@@ -96,6 +97,7 @@ class Upload:
                 f"{self.target}: somebody else has written it meanwhile, or it is not what was sent",
                 hint=f"{self.written} bytes were sent, the store has {found['size']}",
             )
+        self.tag = found["e_tag"] or ""
 
     def _give(self, block: bytes | None) -> None:
         """Hand a block to the sender, if that has not given up."""
@@ -110,13 +112,13 @@ class Upload:
                 continue
             return
 
-    def _send(self, part: int) -> Any:
+    def _send(self) -> Any:
         """Put the blocks into the store as they come; one request where they are few."""
         first = self._blocks.get()
         if first is None:
             return None if self._broken else self._put(b"")
         try:
-            return self._put(self._rest(first), use_multipart=True, chunk_size=part, max_concurrency=_WAITING)
+            return self._put(self._rest(first), use_multipart=True, chunk_size=self.part, max_concurrency=_WAITING)
         except _BrokenOffError:
             return None
 

@@ -14,6 +14,8 @@ from ckptctl.training.retain import prune
 from ckptctl.training.sampler import ResumableSampler
 from ckptctl.training.saving import save
 from ckptctl.training.schedule import CheckpointScheduler
+from ckptctl.training.transfer import Uploaded
+from ckptctl.training.uploader import Uploader
 
 __all__ = [
     "AnchorMode",
@@ -25,6 +27,8 @@ __all__ = [
     "ResumableSampler",
     "TrainingState",
     "UnverifiedWarning",
+    "Uploaded",
+    "Uploader",
     "latest_good",
     "load",
     "optimal_interval",

@@ -10,6 +10,7 @@ from ckptctl.layouts import open_checkpoint
 from ckptctl.ops.prune.group import victims_of
 from ckptctl.retention import Action
 from ckptctl.runs import may_be_of_a_run
+from ckptctl.runs.pending import pending_in
 from ckptctl.runs.pointers import links_within, pointers_above, pointers_in
 from ckptctl.storage.set_aside import PREFIX
 
@@ -30,6 +31,7 @@ def protected(directory: Held, groups: tuple[Group, ...]) -> tuple[Group, ...]:
     if not victims:
         return groups
     why: dict[str, str] = {name: found for name in victims if (found := _untouchable(directory, name))}
+    why |= {one.name: "its upload is not confirmed" for one in pending_in(directory.path) if one.name in victims}
     pointers = [*pointers_in(directory.path), *pointers_above(directory.path)]
     why |= {one.target: one.name for one in pointers if one.target in victims}
     todo = [name for name in directory.names() if name not in victims and not name.startswith(PREFIX)]
