@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from ckptctl.layouts._index import _HEADS
-from ckptctl.storage.remote_directory import _BATCH
+from ckptctl.storage.bucket_trash import _BATCH
 from ckptctl.storage.remote_file import _AHEAD, _STEP, _WORKERS
 from ckptctl.storage.share import Share
 from ckptctl.storage.upload import _MOST_PARTS, _PART

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from ckptctl.model import Aspect, Finding, Severity
-from ckptctl.storage import has_file
+from ckptctl.storage import has_file, is_remote
+from ckptctl.storage.set_aside import is_set_aside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +34,8 @@ def unfinished_marks(path: Path) -> Iterator[Finding]:
         yield _unfinished(path, "it still has the temporary name of a save in progress")
     if has_file(path / _INTERRUPTED):
         yield _unfinished(path, f"it holds {_INTERRUPTED}")
+    if is_remote(path) and is_set_aside(path):  # type: ignore[arg-type]  # it is remote
+        yield _unfinished(path, "a prune has set it aside; ckptctl prune --restore may bring it back")
     if has_file(path.parent / f"{path.name}{_UNFINISHED}"):
         yield _unfinished(path, f"{path.name}{_UNFINISHED} stands beside it")
 

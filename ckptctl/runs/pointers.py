@@ -10,7 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError
+from ckptctl.errors import CkptctlError, UnreadableError
 from ckptctl.model.run import Pointer
 from ckptctl.storage import Listed, entries_of, is_remote, is_there, open_file
 
@@ -35,13 +35,19 @@ def is_text(entry: Listed) -> bool:
 
 
 def pointers_in(path: Path) -> tuple[Pointer, ...]:
-    """Return the links and text files in a directory that point at something, without a look at anything else."""
+    """Return the links and text files in a directory that point at something, without a look at anything else.
+
+    Raises
+    ------
+    UnreadableError
+        One of the text files cannot be read: it may point at anything.
+    """
     found: list[Pointer] = []
     for entry in entries_of(path):
         if entry.is_symlink():
             found.append(of_link(path, entry.name))
         elif is_text(entry):
-            found += of_text(path, entry.name)
+            found += of_text(path, entry.name, strict=True)
     return tuple(found)
 
 
@@ -104,14 +110,20 @@ def _child(target: str, path: Path) -> str:
         target = parent
 
 
-def of_text(path: Path, name: str) -> list[Pointer]:
-    """A text file that names a checkpoint; one with anything else in it points nowhere."""
+def of_text(path: Path, name: str, *, strict: bool = False) -> list[Pointer]:
+    """A text file that names a checkpoint; one with anything else in it points nowhere.
+
+    One that cannot be read points nowhere either, unless it is to be `strict`.
+    """
     try:
         file = open_file(path / name, anew=True)
         raw = file.range().head(MAX_TEXT)
         file.release()
-    except CkptctlError:
-        return []
+    except CkptctlError as error:
+        if not strict:
+            return []
+        message = f"{path}: {name} may say which checkpoint counts, and cannot be read; nothing more is deleted"
+        raise UnreadableError(message, hint=error.message) from None
     lines = [os.fsdecode(line.strip(b"\r\0 \t")) for line in raw.removeprefix(b"\xef\xbb\xbf").split(b"\n")]
     found = [one for line in lines if line and (one := _of_line(path, name, line))]
     return list(dict.fromkeys(found))

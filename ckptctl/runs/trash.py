@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import ExistsError, UnreadableError
+from ckptctl.errors import CkptctlError, ExistsError, UnreadableError
 from ckptctl.runs._slots import rank_stem
 from ckptctl.storage.set_aside import PREFIX
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _TIME = "%Y%m%dT%H%M%SZ"
 _TRASH = re.compile(re.escape(PREFIX) + r"([0-9]{8}T[0-9]{6}Z)-(.+)", re.DOTALL)
-_MAX_NAME = 255
 _BESIDE = (".sha256", ".keep", "-unfinished")
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".pkl", ".pickle", ".hdf5", ".tar")
 
@@ -70,7 +69,7 @@ def discard(directory: Held, names: Iterable[str], deadline: datetime, *, for_go
     try:
         for name in names:
             done.append(_renamed(directory, name, deadline, for_good=for_good))  # noqa: PERF401  # undone if one fails
-    except OSError:
+    except (OSError, CkptctlError):
         for back in reversed(done):
             directory.bring_back(back.entry, back.name)
         raise
@@ -78,15 +77,16 @@ def discard(directory: Held, names: Iterable[str], deadline: datetime, *, for_go
 
 
 def _renamed(directory: Held, name: str, deadline: datetime, *, for_good: bool) -> Trash:
-    while directory.stat(entry := _entry(name, deadline, for_good=for_good)) is not None:
+    longest = directory.longest if for_good else 0
+    while directory.stat(entry := _entry(name, deadline, longest)) is not None:
         deadline += timedelta(seconds=1)  # something of the same name was pruned at the same moment
     directory.discard(name, entry, for_good=for_good)
     return Trash(entry=entry, name=name, deadline=deadline)
 
 
-def _entry(name: str, deadline: datetime, *, for_good: bool) -> str:
+def _entry(name: str, deadline: datetime, longest: int) -> str:
     prefix = f"{PREFIX}{deadline.astimezone(timezone.utc):{_TIME}}-"
-    return prefix + (os.fsdecode(os.fsencode(name)[: _MAX_NAME - len(prefix)]) if for_good else name)
+    return prefix + (os.fsdecode(os.fsencode(name)[: longest - len(prefix)]) if longest else name)
 
 
 def restore(directory: Held, name: str) -> tuple[str, ...]:
@@ -110,6 +110,8 @@ def restore(directory: Held, name: str) -> tuple[str, ...]:
     for taken in newest:
         if directory.stat(taken) is not None:
             raise ExistsError(f"{directory.path / taken}: exists already; nothing was restored")
+    for back in newest.values():
+        directory.check_back(back.entry)
     for back in reversed(newest.values()):  # what makes it whole comes last
         directory.bring_back(back.entry, back.name)
     directory.flush()

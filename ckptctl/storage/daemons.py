@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from concurrent.futures import Future
@@ -36,6 +37,10 @@ class Daemons:
 
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)  # the child of a fork has none of the threads
+
+    def _begin(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()

@@ -25,10 +25,15 @@ _NO_FLUSH = frozenset({errno.EINVAL, errno.EBADF})
 class Held(Protocol):
     """A directory that is held open, on disk or in a bucket: looked into, locked, and emptied of what was set aside.
 
-    `identity` tells it from any other, by whatever name; `notices` are what is worth saying of where it lies.
+    `identity` tells it from any other, by whatever name; `longest` is how many bytes a name may have; `rest_of_it`
+    says where what could not be removed is found; `brought_back`
+    are the names of what came back when it was locked; `notices` are what is worth saying of where it lies.
     """
 
     identity: Hashable
+    longest: int
+    rest_of_it: str
+    brought_back: frozenset[str]
 
     @property
     def path(self) -> Path:
@@ -63,6 +68,9 @@ class Held(Protocol):
 
     def discard(self, name: str, entry: str, *, for_good: bool) -> None:
         """Set something aside, to be found as `entry`; not to come back, if it is for good."""
+
+    def check_back(self, entry: str) -> None:
+        """Make sure that something can come back."""
 
     def bring_back(self, entry: str, name: str) -> None:
         """Undo `discard`."""
@@ -100,6 +108,10 @@ class Directory:
     UnreadableError
         It is not there, may not be read, or is no directory.
     """
+
+    longest = 255
+    rest_of_it = "the rest of it lies in"
+    brought_back: frozenset[str] = frozenset()
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -168,6 +180,9 @@ class Directory:
     def discard(self, name: str, entry: str, *, for_good: bool) -> None:  # noqa: ARG002
         """Set something aside under another name in it. The caller has made sure that nothing has that name."""
         self.rename(name, entry)
+
+    def check_back(self, entry: str) -> None:
+        """Do nothing: a name that is there can be changed."""
 
     def bring_back(self, entry: str, name: str) -> None:
         """Undo `discard`."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
 import time
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from ckptctl.errors import LockedError, UnreadableError, UnsupportedError
+from ckptctl.errors import CkptctlError, LockedError, UnreadableError, UnsupportedError
+from ckptctl.storage.daemons import in_daemon
 from ckptctl.storage.remote import forget
 from ckptctl.storage.set_aside import LOCK
 from ckptctl.storage.stores import asked, note_version
@@ -33,7 +36,7 @@ class Lease:
         self.path: RemotePath = directory / LOCK
         self._ended = threading.Event()
         self._version: dict[str, Any] | None = None
-        self._written = 0.0
+        self._written = 0.0, 0.0
         self._lost = False
         self._since = ""
         self._token = uuid4().hex
@@ -41,7 +44,9 @@ class Lease:
     @property
     def lost(self) -> bool:
         """Whether it may not be relied on any more."""
-        return self._lost or (self._version is not None and time.monotonic() - self._written > _DOUBTFUL)
+        # A clock that goes on while the machine sleeps, as well as one that nobody sets.
+        age = max(time.monotonic() - self._written[0], time.time() - self._written[1])
+        return self._lost or (self._version is not None and age > _DOUBTFUL)
 
     def take(self, *, wait: bool, needed: bool) -> None:
         """Take it, from a holder that has died as well.
@@ -63,13 +68,24 @@ class Lease:
         if self._version is not None:
             threading.Thread(target=self._keep, name="ckptctl-lease", daemon=True).start()
 
-    def release(self) -> None:
-        """Let others have it."""
+    def release(self, *, quiet: bool = False) -> None:
+        """Let others have it; with `quiet` a store that does not answer is not waited for, nor said."""
         self._ended.set()
-        if self._version is not None and not self.lost:
-            asked(self.path, lambda: self.path.store.delete(self.path.key))
-            self._version = None
-            forget()
+        if self._version is None or self.lost:
+            return
+        self._version = None
+        given = in_daemon(self._given_back, "ckptctl-lease")
+        try:
+            given.result(timeout=_PAUSE if quiet else None)
+        except (CkptctlError, OSError, TimeoutError, FutureTimeout):
+            if not quiet:
+                raise
+
+    def _given_back(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self._said().get("token") == self._token:
+                asked(self.path, lambda: self.path.store.delete(self.path.key))
+        forget()
 
     def _taken(self, *, needed: bool) -> bool:
         try:
@@ -77,18 +93,33 @@ class Lease:
         except FileExistsError:
             return self._taken_over()
         except UnreadableError as error:
-            if not needed:
-                return True
-            hint = "--no-lock goes on without, if no other prune can run at the same time"
-            raise UnsupportedError(f"{self.path}: no lock can be made there: {error.message}", hint=hint) from None
-        return True
+            return self._without(error.message, needed=needed)
+        if self._is_refused_twice():
+            return True
+        self._version = None
+        asked(self.path, lambda: self.path.store.delete(self.path.key))
+        return self._without("it creates an object where there is one", needed=needed)
+
+    def _without(self, why: str, *, needed: bool) -> bool:
+        if not needed:
+            return True
+        hint = "--no-lock goes on without, if no other prune can run at the same time"
+        raise UnsupportedError(f"{self.path}: no lock can be made there: {why}", hint=hint)
+
+    def _is_refused_twice(self) -> bool:
+        """Whether the store refuses what it should: some take the condition and pass over it."""
+        store, key = self.path.store, self.path.key
+        try:
+            asked(self.path, lambda: store.put(key, b"{}", mode="create", use_multipart=False))
+        except FileExistsError:
+            return True
+        return False
 
     def _taken_over(self) -> bool:
-        """Take it from a holder that has not written it again for so long that it must have died."""
+        """Take it from a holder that has not written it again for so long, by the store's clock, that it has died."""
         try:
             found = asked(self.path, lambda: self.path.store.head(self.path.key))
-            age = (datetime.now(tz=timezone.utc) - found["last_modified"]).total_seconds()
-            if age < _STALE:
+            if (self._now() - found["last_modified"]).total_seconds() < _STALE:
                 return False
             self._put(_version_of(found))
         except (FileNotFoundError, FileExistsError):
@@ -108,7 +139,17 @@ class Lease:
         note_version(self.path, found)
         self._since = self._since or now
         self._version = _version_of(found)
-        self._written = time.monotonic()
+        self._written = time.monotonic(), time.time()
+
+    def _now(self) -> datetime:
+        """Return what time it is to the store: it may be another than here."""
+        probe, store = self.path.with_name(f"{LOCK}-{self._token}"), self.path.store
+        asked(probe, lambda: store.put(probe.key, b"", use_multipart=False))
+        found = asked(probe, lambda: store.head(probe.key))
+        with contextlib.suppress(FileNotFoundError):
+            asked(probe, lambda: store.delete(probe.key))
+        when: datetime = found["last_modified"]
+        return when
 
     def _holder(self) -> str:
         said = self._said()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.storage.set_aside import hidden
-from ckptctl.storage.stores import asked, transferred
+from ckptctl.storage.stores import asked, tag_of, transferred
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,10 +94,12 @@ def listings_below(path: RemotePath) -> dict[str, dict[str, Entry]]:
         directory = path
         for part in above:
             directories[str(directory)] = directory
-            listings.setdefault(str(directory), {}).setdefault(part, Entry(directory / part, directory=True))
+            listings.setdefault(str(directory), {})[part] = Entry(directory / part, directory=True)
             directory /= part
         directories[str(directory)] = directory
-        listings.setdefault(str(directory), {})[name] = _of_object(directory, name, one)
+        there = listings.setdefault(str(directory), {})
+        if name not in there:  # else it is the empty object that some tools create for a directory
+            there[name] = _of_object(directory, name, one)
     return {
         where: {name: entry for name, entry in sorted(entries.items()) if name not in gone}
         for where, entries in listings.items()
@@ -119,7 +121,7 @@ def _everything(path: RemotePath) -> list[Mapping[str, Any]]:
 
 def _of_object(directory: RemotePath, name: str, one: Mapping[str, Any]) -> Entry:
     when = one["last_modified"].timestamp()
-    return Entry(directory / name, size=one["size"], modified=when, tag=one["e_tag"] or "")
+    return Entry(directory / name, size=one["size"], modified=when, tag=tag_of(one))
 
 
 def _listed_hub(path: RemotePath) -> dict[str, Entry]:

@@ -49,6 +49,8 @@ class _Ahead:
     def put(self, path: RemotePath, file: Future[RemoteFile]) -> None:
         with self._lock:
             self._take(str(path))
+            while self._opened and self._held >= _MOST:
+                self._take(next(iter(self._opened)))
             self._add(path, FIRST, file)
 
     def take(self, path: RemotePath) -> Future[RemoteFile] | None:

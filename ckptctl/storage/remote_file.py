@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckptctl.errors import ChangedError, UnreadableError
 from ckptctl.storage.byterange import StoredFile
 from ckptctl.storage.daemons import Daemons
-from ckptctl.storage.stores import asked, note_version, transferred
+from ckptctl.storage.stores import asked, note_version, tag_of, transferred
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -81,7 +81,7 @@ class RemoteFile(StoredFile):
         else:
             meta, data = _first(path, window)
             self.size, self.modified = int(meta["size"]), float(meta["last_modified"].timestamp())
-            self.tag = meta["e_tag"] or ""
+            self.tag = tag_of(meta)
             self._head = data
 
     @property
@@ -206,7 +206,7 @@ class RemoteFile(StoredFile):
         return data
 
     def _check(self, meta: dict[str, Any]) -> None:
-        tag, modified = meta["e_tag"] or "", meta["last_modified"]
+        tag, modified = tag_of(meta), meta["last_modified"]
         if not self.tag and not self._asked:  # a listing had none
             self.tag, self.modified = tag, modified.timestamp() if modified else 0.0
         self._asked = True

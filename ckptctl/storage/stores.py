@@ -13,11 +13,13 @@ import threading
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptctl.errors import MissingExtraError, UnreadableError
+from ckptctl.storage.daemons import Daemons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,6 +33,7 @@ _REVISION = "main"
 HUB = "https://huggingface.co"
 _STATUS = re.compile(r"status code: ([0-9]{3} [A-Za-z ]+)")
 _WHY = re.compile(r" - (?:HTTP error: )?([^\n:<]{3,120})")
+_waiting = Daemons(2, "ckptctl-ask")
 _stores: dict[tuple[str, str], Any] = {}
 
 
@@ -59,6 +62,11 @@ def note_version(path: RemotePath, meta: Mapping[str, Any]) -> None:
     """Remember that a bucket keeps versions, if what it says of an object tells. Only S3 says so to anybody."""
     if path.scheme == "s3" and meta.get("version") not in (None, "null"):
         _versioned.add((path.scheme, path.bucket))
+
+
+def tag_of(meta: Mapping[str, Any]) -> str:
+    """Return what a store calls the content of an object, the same in a listing and in an answer: without quotes."""
+    return str(meta["e_tag"] or "").removeprefix("W/").strip('"')
 
 
 def keeps_versions(scheme: str, bucket: str) -> bool:
@@ -95,6 +103,12 @@ def asked(path: object, call: Callable[[], T], *, tries: int = _TRIES) -> T:
     UnreadableError
         The store cannot be asked; the message says why.
     """
+    if threading.current_thread() is threading.main_thread():  # which Ctrl-C is to end while a store says nothing
+        return _waiting.submit(partial(_asked, path, call, tries)).result()
+    return _asked(path, call, tries)
+
+
+def _asked(path: object, call: Callable[[], T], tries: int) -> T:
     failed = _client_module("exceptions")
     for attempt in range(tries):
         transferred.note()

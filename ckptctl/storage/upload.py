@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckptctl.errors import ChangedError, ExistsError, UnreadableError, UnsupportedError
 from ckptctl.storage.daemons import in_daemon
 from ckptctl.storage.remote import forget
-from ckptctl.storage.stores import asked
+from ckptctl.storage.stores import asked, tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,12 +92,12 @@ class Upload:
         self.done = True
         forget()
         found = asked(self.target, lambda: self.target.store.head(self.target.key))
-        if found["size"] != self.written or (put and put.get("e_tag") and found["e_tag"] != put["e_tag"]):
+        if found["size"] != self.written or (put and put.get("e_tag") and tag_of(found) != tag_of(put)):
             raise ChangedError(
                 f"{self.target}: somebody else has written it meanwhile, or it is not what was sent",
                 hint=f"{self.written} bytes were sent, the store has {found['size']}",
             )
-        self.tag = found["e_tag"] or ""
+        self.tag = tag_of(found)
 
     def _give(self, block: bytes | None) -> None:
         """Hand a block to the sender, if that has not given up."""

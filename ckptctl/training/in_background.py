@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import threading
-import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import UsageError
+from ckptctl.training.at_exit import closed_at_exit
 from ckptctl.training.live import require_torch, taken_apart
 from ckptctl.training.ranks import Ranks, all_ranks, world
 from ckptctl.training.saving import checked_target, in_ranks, write_live
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
@@ -41,16 +38,7 @@ class AsyncSaver:
         self._copies: list[Any] = []
         self._ranks: Ranks | None = None
         self._closed = False
-        # What `atexit` calls comes after the threads that a save needs have been forbidden to start.
-        mine, process = weakref.ref(self), os.getpid()
-
-        def at_exit() -> None:
-            saver = mine()
-            if saver and os.getpid() == process:  # a forked child has none of the threads
-                saver.close_at_exit()
-
-        with contextlib.suppress(RuntimeError):  # the program is ending already
-            threading._register_atexit(at_exit)  # type: ignore[attr-defined]  # noqa: SLF001
+        closed_at_exit(self, "the last save failed: ")
 
     def save(
         self, path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, str] | None = None
@@ -121,10 +109,3 @@ class AsyncSaver:
             memory.move_to(copy)
             self._copies.append(copy)
         return live
-
-    def close_at_exit(self) -> None:
-        """Close, and write what went wrong to stderr."""
-        try:
-            self.close()
-        except Exception as error:  # noqa: BLE001  # the program is over: there is nobody else to tell
-            sys.stderr.write(f"ckptctl: the last save failed: {error}\n")

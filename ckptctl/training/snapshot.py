@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.checks.digests import SUMS, recorded_for, sums_of
 from ckptctl.errors import ChangedError, UnreadableError, UnsupportedError
-from ckptctl.runs.pending import FILES, STAGING, TICKET, Pending, PendingFile
+from ckptctl.runs.pending import FILES, STAGING, TICKET, Pending, PendingFile, ticket_of
 from ckptctl.storage import unreadable
 from ckptctl.storage.atomic import flush_directory, write_small
 from ckptctl.storage.set_aside import LAST_WRITTEN
@@ -150,3 +150,17 @@ def _recorded(run: Path, names: list[str]) -> dict[str, str]:
         stated = (one.digest.lower() for one in recorded_for(path, there, sums) if one.digest and not one.shared)
         found[name] = next(stated, "")
     return found
+
+
+def forget(pending: Pending) -> None:
+    """Let go of what was held of a checkpoint that is confirmed: its ticket first."""
+    (pending.entry / TICKET).unlink()
+    flush_directory(pending.entry)
+    shutil.rmtree(pending.entry)
+
+
+def sweep(staging: Path) -> None:
+    """Remove what a killed uploader had begun to hold, or to let go of."""
+    for entry in staging.iterdir():
+        if ticket_of(entry) is None and entry.is_dir() and entry.name.partition("-")[0].isdigit():
+            shutil.rmtree(entry)

@@ -120,7 +120,7 @@ def _one(pending: Pending, file: PendingFile, to: Path) -> Sent:
     tag = "" if isinstance(place, Staged) else place.tag
     if isinstance(place, Staged):
         flush_directory(target.parent)
-    if tag.strip('"') not in tags and _digest(target) != digest:
+    if tag not in tags and _digest(target) != digest:
         raise ChangedError(f"{target}: what is there is not what was sent")
     return Sent(to=str(to), name=file.name, size=file.size, sha256=digest, tag=tag)
 

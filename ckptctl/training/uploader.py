@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
-import shutil
 import sys
 import threading
 import time
 import warnings
-import weakref
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
@@ -20,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import ChangedError, CkptctlError, UnreadableError, UsageError, counted
 from ckptctl.runs import step_in_name
-from ckptctl.runs.pending import STAGING, TICKET, Pending, pending_in, ticket_of
+from ckptctl.runs.pending import STAGING, TICKET, Pending, pending_in
 from ckptctl.storage import address, is_writable
-from ckptctl.storage.atomic import flush_directory
 from ckptctl.storage.directory import Directory
-from ckptctl.training.snapshot import taken
+from ckptctl.training.at_exit import closed_at_exit
+from ckptctl.training.snapshot import forget, sweep, taken
 from ckptctl.training.transfer import Uploaded, send
 
 if TYPE_CHECKING:
@@ -107,21 +104,13 @@ class Uploader:
         self._failed: list[_Job] = []
         self._closed = False
         self._last_step = -1
-        _sweep(staging)
+        sweep(staging)
         found = pending_in(self.run)
         self._numbers = itertools.count(max((one.number for one in found), default=0) + 1)
         self._jobs += [_Job(one) for one in found]
         self._thread = threading.Thread(target=self._work, name="ckptctl-uploader", daemon=True)
         self._thread.start()
-        mine, process = weakref.ref(self), os.getpid()
-
-        def at_exit() -> None:
-            uploader = mine()
-            if uploader and os.getpid() == process:
-                uploader.close_at_exit()
-
-        with contextlib.suppress(RuntimeError):  # the program is ending already
-            threading._register_atexit(at_exit)  # type: ignore[attr-defined]  # noqa: SLF001
+        closed_at_exit(self, "")
 
     @property
     def pending(self) -> tuple[str, ...]:
@@ -239,7 +228,7 @@ class Uploader:
             return
         try:
             done = send(job.pending, self.to, at_once=self.at_once)
-            _forget(job.pending)
+            forget(job.pending)
         except UnreadableError as error:
             self._again(job, error)
         except CkptctlError as error:
@@ -281,13 +270,6 @@ class Uploader:
         _warn(f"{job.pending.name} is not uploaded: {error.message}; it stays queued")
         job.future.set_exception(error)
 
-    def close_at_exit(self) -> None:
-        """Close, and write what is not uploaded to stderr."""
-        try:
-            self.close()
-        except Exception as error:  # noqa: BLE001  # the program is over: there is nobody else to tell
-            sys.stderr.write(f"ckptctl: {error}\n")
-
 
 def _warn(text: str) -> None:
     """Warn from the thread that sends, which is to live on even where warnings are errors."""
@@ -295,17 +277,3 @@ def _warn(text: str) -> None:
         warnings.warn(text, UserWarning, stacklevel=2)
     except UserWarning:
         sys.stderr.write(f"ckptctl: {text}\n")
-
-
-def _forget(pending: Pending) -> None:
-    """Let go of what was held of a checkpoint that is confirmed: its ticket first."""
-    (pending.entry / TICKET).unlink()
-    flush_directory(pending.entry)
-    shutil.rmtree(pending.entry)
-
-
-def _sweep(staging: Path) -> None:
-    """Remove what a killed uploader had begun to hold, or to let go of."""
-    for entry in staging.iterdir():
-        if ticket_of(entry) is None and entry.is_dir() and entry.name.partition("-")[0].isdigit():
-            shutil.rmtree(entry)

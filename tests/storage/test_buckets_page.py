@@ -195,3 +195,24 @@ def test_a_bucket_that_keeps_versions_is_noted(s3, ckptctl, tmp_path):
     done = ckptctl("prune", "s3://training/run", "--keep-last", "1", "--anchor-every", "0", "--yes")
     assert (done.status, "note: the bucket keeps versions" in done.out) == (0, True)
     assert keys(store) == {"run/step_200.pt"}
+
+
+def test_empty_objects_that_other_tools_create_for_directories(s3, ckptctl, tmp_path):
+    store, url = s3
+    client = boto3.client("s3", endpoint_url=url)
+    for number in (100, 200, 300, 400):
+        torch.save({"step": number, "w": torch.ones(300)}, tmp_path / "x.pt")
+        for name in ("pytorch_model.bin", "optimizer.pt"):
+            obstore.put(store, f"run/checkpoint-{number}/{name}", (tmp_path / "x.pt").read_bytes())
+        client.put_object(Bucket="training", Key=f"run/checkpoint-{number}/", Body=b"")
+    start()
+    assert "4 checkpoints" in (shown := ckptctl("inspect", "s3://training/run").out)
+    assert "not whole" not in shown
+    rules = ("--keep-last", "9", "--anchor-every", "0", "--remove-incomplete", "1h", "--yes")
+    assert ckptctl("prune", "s3://training/run", *rules).status == 0
+    assert sum(key.endswith(".bin") for key in keys(store)) == 4
+    done = ckptctl("prune", "s3://training/run", "--keep-last", "1", "--anchor-every", "0", "--yes")
+    assert (done.status, done.err) == (0, "")
+    assert {key for key in keys(store) if key.endswith((".bin", ".pt"))} == {
+        "run/checkpoint-400/pytorch_model.bin", "run/checkpoint-400/optimizer.pt"
+    }  # fmt: skip

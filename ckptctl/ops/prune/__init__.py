@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from ckptctl.errors import CkptctlError, ExistsError, PolicyError, UnknownFormatError, UnreadableError
+from ckptctl.errors import CkptctlError, ExistsError, PolicyError, UnknownFormatError, UnreadableError, UnsupportedError
 from ckptctl.ops.prune.carry_out import CarryOut, PruneReport
 from ckptctl.ops.prune.group import Group
 from ckptctl.ops.prune.plan import PrunePlan, directories_below, plan_prune
 from ckptctl.ops.prune.settings import Settings
 from ckptctl.runs import is_run
 from ckptctl.runs.trash import restore, trash_in
-from ckptctl.storage import unreadable
+from ckptctl.storage import is_writable, unreadable
 from ckptctl.storage.directory import open_directory
 
 if TYPE_CHECKING:
@@ -56,8 +56,12 @@ class Pruning:
         allow_many_files()
         self.plans: list[PrunePlan] = []
         self.errors: list[CkptctlError] = []
-        for path in paths:
-            self._try(partial(self._add, path), path)
+        try:
+            for path in paths:
+                self._try(partial(self._add, path), path)
+        except BaseException:
+            self._stack.close()  # those that were locked already
+            raise
 
     def __enter__(self) -> Pruning:  # noqa: PYI034  # Self came with Python 3.11
         return self
@@ -98,6 +102,7 @@ class Pruning:
 
     def _add(self, path: Path) -> None:
         """Plan a directory, or those one level below it that hold runs."""
+        _check_deletable(path)
         if path.is_dir() and not is_run(path, least=1):
             raise UnknownFormatError(f"{path}: a checkpoint, not a run", hint="prune takes the directory that it is in")
         if self._plan(path):
@@ -153,6 +158,11 @@ def allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 20) if hard > 0 else 1 << 16, hard))
 
 
+def _check_deletable(path: Path) -> None:
+    if not is_writable(path):
+        raise UnsupportedError(f"{path}: nothing is deleted there, only on disks and in buckets")
+
+
 def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool = False) -> tuple[Path, ...]:
     """Bring a checkpoint back from the trash of a run, or of one of the runs one level below.
 
@@ -163,6 +173,7 @@ def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool
     ExistsError
         Something has its name already, or several runs have it in their trash.
     """
+    _check_deletable(path)
     holding = []
     for one in (path, *directories_below(path)):
         with open_directory(one) as directory:
@@ -174,4 +185,6 @@ def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool
         raise UnreadableError(f"{path}: no such directory")
     with open_directory(holding[0] if holding else path) as directory:
         directory.lock(wait=wait, needed=needed)
+        if name in directory.brought_back:  # somebody was killed in the middle of it
+            return (directory.path / name,)
         return tuple(directory.path / back for back in restore(directory, name))

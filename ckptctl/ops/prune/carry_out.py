@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnreadableError
 from ckptctl.ops.prune.protection import survey_of
 from ckptctl.runs.pointers import pointers_above, pointers_in
 from ckptctl.runs.trash import companions, discard, leftovers, trash_in
+from ckptctl.storage.daemons import Daemons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from ckptctl.runs.trash import Trash
     from ckptctl.storage.directory import Held
 
-_THREADS, _BATCH = 4, 16
+_BATCH, _ENOUGH = 16, 3
+_pool = Daemons(4, "ckptctl-prune")
+"""Threads that nobody waits for: a store may hang, and what they do is trash."""
 _LOOK_AGAIN = 1.0
 """Seconds after which links and marks are looked at anew, while a long prune goes on."""
 
@@ -56,6 +60,7 @@ class CarryOut:
         self.count = self.freed = 0
         self._held: frozenset[str] = frozenset()
         self._looked = -_LOOK_AGAIN
+        self._unreachable = 0
 
     def run(self) -> PruneReport:
         """Finish what an earlier prune began, then delete what is planned."""
@@ -63,7 +68,7 @@ class CarryOut:
             self._finish_earlier()
             self._carry_out()
         except UnreadableError as error:  # a store that cannot be asked any more: what was done is still said
-            self.errors.append(f"{error.message}; the next prune goes on")
+            self.errors.append(f"{error.message}; nothing more is done, the next prune goes on")
         return self.report()
 
     def _carry_out(self) -> None:
@@ -89,7 +94,8 @@ class CarryOut:
     def _finish_earlier(self) -> None:
         left = leftovers(self.directory)
         for name, of in left:
-            discard(self.directory, [name], of.deadline, for_good=False)
+            with self._noting(f"{name}: {{}}; left alone"):
+                discard(self.directory, [name], of.deadline, for_good=of.deadline <= self.now)
         if left:
             self.directory.flush()
         due = [one for one in trash_in(self.directory) if one.deadline <= self.now]
@@ -100,12 +106,13 @@ class CarryOut:
         for done in range(_BATCH):
             if not victims:
                 return
-            try:
-                yield from self._discard(victims[0])
-            except OSError as error:
-                if error.errno == errno.ENOSPC and done:
-                    return  # a longer name may need room in the directory, which the others give once they are gone
-                self.errors.append(f"{victims[0].path.name}: {error.strerror}; left alone")
+            with self._noting(f"{victims[0].path.name}: {{}}; left alone"):
+                try:
+                    yield from self._discard(victims[0])
+                except OSError as error:
+                    if error.errno == errno.ENOSPC and done:
+                        return  # a longer name may need room in the directory, which the others give once they are gone
+                    raise
             del victims[0]
 
     def _discard(self, info: CheckpointInfo) -> tuple[Trash, ...]:
@@ -141,19 +148,31 @@ class CarryOut:
                 return "it was changed since it was planned"
         return ""
 
+    @contextlib.contextmanager
+    def _noting(self, text: str) -> Iterator[None]:
+        """Say what could not be done, and go on; a store that fails again and again is not asked any more."""
+        try:
+            yield
+        except OSError as error:
+            self.errors.append(text.format(error.strerror))
+        except UnreadableError as error:
+            self.errors.append(text.format(error.message))
+            self._unreachable += 1
+            if self._unreachable >= _ENOUGH:
+                raise
+        else:
+            self._unreachable = 0
+
     def _empty(self, trash: Sequence[Trash]) -> list[Trash]:
         """Delete trash for good, with a few threads; return what is gone."""
 
         def one(item: Trash) -> int | None:
-            try:
-                return self.directory.remove(item.entry)
-            except OSError as error:
-                self.errors.append(f"{item.name}: {error.strerror}; the rest of it lies in {item.entry}")
-                return None
+            freed: list[int] = []
+            with self._noting(f"{item.name}: {{}}; {self.directory.rest_of_it} {item.entry}"):
+                freed.append(self.directory.remove(item.entry))
+            return freed[0] if freed else None
 
-        if not trash:
-            return []
-        with ThreadPoolExecutor(_THREADS) as pool:
-            freed = list(pool.map(one, trash))
+        waiting = [_pool.submit(partial(one, item)) for item in trash]
+        freed = [done.result() for done in waiting]
         self.freed += sum(nbytes or 0 for nbytes in freed)
         return [item for item, nbytes in zip(trash, freed, strict=True) if nbytes is not None]
