@@ -288,4 +288,4 @@ def test_digests_are_written_beside_objects_too(tmp_path, ckptctl):
     assert {"x.safetensors.sha256", "s/SHA256SUMS"} <= store.keys
     with served(tmp_path) as server:
         done = ckptctl("verify", "--write", f"{server.url}/x.safetensors")
-    assert (done.status, "nothing is written there, only to buckets" in done.err) == (2, True)
+    assert (done.status, "no digests are written there" in done.err) == (2, True)

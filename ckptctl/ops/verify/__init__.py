@@ -45,9 +45,7 @@ def verify(
     """
     where, asked = address(path), level or Level()
     if asked.write and not is_writable(where):
-        raise UnsupportedError(
-            f"{where}: nothing is written there, only to buckets", hint="verify --write before the upload"
-        )
+        raise UnsupportedError(f"{where}: no digests are written there", hint="verify --write before the upload")
     where = where.resolve() if asked.share and where.name in ("", "..") else where
     looked = look(where, names=names)
     shown = where / names[0] if names else where
