@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.digests import SUMS, OnRecord
+from ckptctl.checks.digests import SUMS, OnRecord, Recorded
 from ckptctl.checks.file_bytes import BytesReport, FileBytes, Outcome, Place
 from ckptctl.errors import CkptctlError, counted
 from ckptctl.formats import Checksum, checksums_of
@@ -115,6 +115,7 @@ def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
         else:
             one.checksums = checksums_of(contents)
             one.covered = _covered(one)
+    _add_bases(checkpoint, found)
     for path in records.listed():
         if path not in found and path.is_file():
             found[path] = FileBytes(path=path, nbytes=path.stat().st_size, recorded=records.of(path))
@@ -122,6 +123,14 @@ def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
             gone = found[path] = FileBytes(path=path, nbytes=0)
             gone.findings.append(_finding(gone, "missing-file", f"{path.name} is missing, though {SUMS} lists it"))
     return list(found.values())
+
+
+def _add_bases(checkpoint: Checkpoint, found: Mapping[Path, FileBytes]) -> None:
+    """Note what a delta says of its base: that is on record as well."""
+    for base, delta, contents in zip(checkpoint.bases, checkpoint.files, checkpoint.files[1:], strict=False):
+        one = found.get(contents.range.file.path)
+        if one:
+            one.recorded = (*one.recorded, Recorded(digest=base.sha256, source=delta.range.file.path))
 
 
 def _of_items(one: FileBytes, items: Iterable[ByteRange]) -> tuple[Checksum, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckptctl.model.checkpoint import (
+    Base,
     Checkpoint,
     Component,
     Contents,
@@ -20,6 +21,7 @@ from ckptctl.model.tensors import Encoding, Piece, TensorInfo, contiguous_stride
 __all__ = [
     "DTYPES",
     "Aspect",
+    "Base",
     "Checkpoint",
     "Component",
     "Contents",

@@ -98,10 +98,21 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What a delta says of its base: the name beside it, bytes and SHA-256, and the names of the tensors it gives."""
+
+    name: str
+    size: int
+    sha256: str
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """One saved state: the files it lies in, and what is in them, by component.
 
-    `values` is the whole tree of plain values, where several files hold one; else each of them has its own.
+    `values` is the whole tree of plain values, where several files hold one; else each of them has its own. `bases`
+    are what a delta says of the files that it needs, the nearest first; they are in `files` after it.
     """
 
     path: Path
@@ -114,3 +125,4 @@ class Checkpoint:
     epoch: Found | None = None
     metrics: tuple[Found, ...] = ()
     findings: tuple[Finding, ...] = ()
+    bases: tuple[Base, ...] = ()

@@ -57,7 +57,7 @@ class CheckpointInfo:
 
     `paths` are all its names, `path` the first of them: a directory, a file, the files of all ranks, or files
     that hold one step in two formats. `saved_at` is when the newest of its files was written, in UTC; `nbytes` is
-    the size on disk.
+    the size on disk; `bases` are the names of the files that it needs, where it is a delta.
     """
 
     path: Path
@@ -71,6 +71,7 @@ class CheckpointInfo:
     completeness: Completeness
     pinned: bool = False
     pointers: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:

@@ -14,7 +14,7 @@ from ckptctl.rewrite.names import new_names, without_match
 from ckptctl.rewrite.plain import plain
 from ckptctl.rewrite.renaming import renamed
 from ckptctl.rewrite.source import Chosen, Source, check_source, choose
-from ckptctl.values import BLOCKS_KEY, RANK_KEY, RANK_VALUES_KEY, VALUES_KEY
+from ckptctl.values import BASE_KEY, BASE_VALUES_KEY, BLOCKS_KEY, RANK_KEY, RANK_VALUES_KEY, VALUES_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +26,9 @@ _FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3
 _CAST = frozenset({Component.MODEL, Component.OTHER})
 _NEVER_CAST = frozenset({Component.RNG})
 _SHOWN = 5
-RESERVED = frozenset({"format", "__metadata__", VALUES_KEY, RANK_KEY, BLOCKS_KEY, RANK_VALUES_KEY})
+RESERVED = frozenset(
+    {"format", "__metadata__", VALUES_KEY, RANK_KEY, BLOCKS_KEY, RANK_VALUES_KEY, BASE_KEY, BASE_VALUES_KEY}
+)
 """Keys of the metadata of safetensors files that have a meaning of their own."""
 
 

@@ -47,6 +47,7 @@ class Entry:
     metrics: Mapping[str, float]
     record: Record | None
     world: bool
+    bases: tuple[str, ...] = ()
 
     @property
     def slot(self) -> tuple[object, ...]:
@@ -81,6 +82,7 @@ def entry_of(named: Named, paths: tuple[Path, ...], seen: Glance) -> Entry:
         epoch=epoch or _in_name("epoch", named.epoch),
         metrics=_metrics(checkpoint),
         world=any("world_size" in part.values for part in checkpoint.parts.values()) if checkpoint else False,
+        bases=tuple(base.name for base in checkpoint.bases) if checkpoint else (),
         record=(_trainer(checkpoint) or _lightning(checkpoint)) if checkpoint else None,
     )
 

@@ -167,6 +167,7 @@ def _info(
         completeness=_joined(entries),
         pinned=any(is_pinned(path, here.names) for path in paths),
         pointers=tuple(pointer.name for pointer in pointers if pointer.target in names),
+        bases=tuple(dict.fromkeys(base for entry in entries for base in entry.bases if base not in names)),
     )
 
 

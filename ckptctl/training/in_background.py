@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import UsageError
 from ckptctl.training.at_exit import closed_at_exit
+from ckptctl.training.delta import checked_base
 from ckptctl.training.live import require_torch, taken_apart
 from ckptctl.training.ranks import Ranks, all_ranks, world
 from ckptctl.training.saving import checked_target, in_ranks, write_live
@@ -41,7 +42,12 @@ class AsyncSaver:
         closed_at_exit(self, "the last save failed: ")
 
     def save(
-        self, path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, str] | None = None
+        self,
+        path: str | os.PathLike[str],
+        state: object,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        base: str | os.PathLike[str] | None = None,
     ) -> Future[str]:
         """Copy a state, have it saved, and return what will be its SHA-256. Waits for the save before, if need be.
 
@@ -56,10 +62,11 @@ class AsyncSaver:
             raise UsageError("this saver was closed")
         self.wait()
         target = checked_target(path)
+        found = checked_base(base, target)
         ranks = self._agreeing() if in_ranks(target) else Ranks()
         ranks.same(str(target), "the path to save to")
         live = ranks.agree(lambda: self._copied(state, target))
-        self._saving = self._pool.submit(write_live, live, dict(metadata or {}), ranks)
+        self._saving = self._pool.submit(write_live, live, dict(metadata or {}), ranks, found)
         _UNFINISHED.add(self)
         return self._saving
 

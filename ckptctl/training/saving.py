@@ -18,6 +18,7 @@ from ckptctl.rewrite.source import Source
 from ckptctl.storage import address, is_remote, unreadable
 from ckptctl.storage.atomic import check_target
 from ckptctl.storage.byterange import MemoryFile
+from ckptctl.training.delta import checked_base, without_unchanged
 from ckptctl.training.live import Live, taken_apart
 from ckptctl.training.ranked import write_ranks
 from ckptctl.training.ranks import Ranks, all_ranks
@@ -30,7 +31,13 @@ _NOT_OURS = frozenset({*TORCH_SUFFIXES, ".pkl", ".pickle", ".npz", ".h5", ".kera
 _OF_RANKS = Options(force=True, sidecar=False)
 
 
-def save(path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, str] | None = None) -> str:
+def save(
+    path: str | os.PathLike[str],
+    state: object,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    base: str | os.PathLike[str] | None = None,
+) -> str:
     """Save a nested state of tensors and plain values, and return the SHA-256 of the file, or of the manifest.
 
     One safetensors file: it grows under a temporary name beside its own and takes that when it is flushed and whole;
@@ -51,6 +58,9 @@ def save(path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, 
         of one tensor stay tied: it is written once. DTensors go into a directory only.
     metadata
         Texts for the file's ``__metadata__``.
+    base
+        A file beside this one that `save` wrote: what it has byte by byte is not written again, and this file cannot
+        be read without it. After eight such steps, or if the base is of no use, all is written.
 
     Raises
     ------
@@ -64,7 +74,8 @@ def save(path: str | os.PathLike[str], state: object, *, metadata: Mapping[str, 
     target = checked_target(path)
     ranks = all_ranks() if in_ranks(target) else Ranks()
     ranks.same(str(target), "the path to save to")
-    return write_live(ranks.agree(lambda: taken_apart(state, path=target)), metadata or {}, ranks)
+    found = checked_base(base, target)
+    return write_live(ranks.agree(lambda: taken_apart(state, path=target)), metadata or {}, ranks, found)
 
 
 def checked_target(path: str | os.PathLike[str]) -> Path:
@@ -88,15 +99,15 @@ def in_ranks(target: Path) -> bool:
     return target.suffix != SAFETENSORS
 
 
-def write_live(live: Live, metadata: Mapping[str, str], ranks: Ranks) -> str:
+def write_live(live: Live, metadata: Mapping[str, str], ranks: Ranks, base: Path | None = None) -> str:
     """Write a state that was taken apart, to a file, or each rank its own part of a directory."""
     try:
-        return _written(live, metadata, ranks)
+        return _written(live, metadata, ranks, base)
     except OSError as error:  # the file system says no
         raise unreadable(live.path, error) from error
 
 
-def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks) -> str:
+def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks, base: Path | None) -> str:
     if in_ranks(live.path):
         whole = ranks.agree(lambda: _planned(live, metadata, live.path / f"rank{SAFETENSORS}"))
         return write_ranks(whole.files[0], live, ranks, _OF_RANKS)
@@ -106,7 +117,7 @@ def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks) -> str:
             hint="save to a directory, on all ranks",
         )
     check_target(live.path, force=True)  # its directory is there: one that vanished is not made anew
-    outputs = _planned(live, metadata, live.path)
+    outputs = without_unchanged(_planned(live, metadata, live.path), base)
     check_outputs(outputs, (), _OPTIONS)
     return carry_out(outputs, (), _OPTIONS, lambda _: None).files[0].sha256
 

@@ -29,6 +29,10 @@ BLOCKS_KEY = "ckptctl.blocks"
 """The key under which such a file says which tensors are blocks of larger ones: whole shapes and offsets, as JSON."""
 RANK_VALUES_KEY = "ckptctl.rank_values"
 """The key under which such a file has its rank's plain values; some of the tensors that they name are in another."""
+BASE_KEY = "ckptctl.base"
+"""The key under which a file says which other one has those of its tensors that have not changed, as JSON."""
+BASE_VALUES_KEY = "ckptctl.base_values"
+"""The key under which such a file has its plain values; some of the tensors that they name are in its base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ def begin(monkeypatch):
     """Holds writing back until it is set."""
     event, write = threading.Event(), in_background.write_live
 
-    def late(live, metadata, ranks):
+    def late(live, metadata, ranks, base=None):
         event.wait(20)
-        return write(live, metadata, ranks)
+        return write(live, metadata, ranks, base)
 
     monkeypatch.setattr(in_background, "write_live", late)
     return event

@@ -33,7 +33,7 @@ def check(path: Path, checkpoint: Checkpoint, *, tagged: bool, narrow: bool) -> 
     """
     if checkpoint.layout == "orbax":
         raise UnsupportedError(f"{path}: a checkpoint of Orbax, whose arrays are not read")
-    if checkpoint.layout == "single-file":
+    if checkpoint.layout == "single-file" and not checkpoint.bases:
         raise UsageError(f"{path}: one file, not shards", hint=_instead(path))
     if (tagged or narrow) and checkpoint.layout != "deepspeed":
         option = "--tag chooses among states" if tagged else "--weights chooses among weights"

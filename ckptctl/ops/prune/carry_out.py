@@ -61,6 +61,7 @@ class CarryOut:
         self._held: frozenset[str] = frozenset()
         self._looked = -_LOOK_AGAIN
         self._unreachable = 0
+        self._left: list[CheckpointInfo] = []
 
     def run(self) -> PruneReport:
         """Finish what an earlier prune began, then delete what is planned."""
@@ -106,6 +107,7 @@ class CarryOut:
         for done in range(_BATCH):
             if not victims:
                 return
+            before = self.count
             with self._noting(f"{victims[0].path.name}: {{}}; left alone"):
                 try:
                     yield from self._discard(victims[0])
@@ -113,14 +115,15 @@ class CarryOut:
                     if error.errno == errno.ENOSPC and done:
                         return  # a longer name may need room in the directory, which the others give once they are gone
                     raise
+            if self.count == before:
+                self._left.append(victims[0])
             del victims[0]
 
     def _discard(self, info: CheckpointInfo) -> tuple[Trash, ...]:
         names = [path.name for path in info.paths]
         why = self._changed(info, names)
         if why:
-            self.errors.append(f"{info.path.name}: {why}; left alone")
-            return ()
+            raise OSError(errno.EBUSY, why)
         every = [*names, *companions(self.directory, names)]
         trash = discard(self.directory, every, self.deadline, for_good=not self.keep_trash)
         self.deleted += info.paths
@@ -136,6 +139,9 @@ class CarryOut:
             self._looked = time.monotonic()
         if any(name in self._held for name in names):
             return "something points at it by now"
+        delta = next((one.path.name for one in self._left if not set(names).isdisjoint(one.bases)), "")
+        if delta:
+            return f"it is the base of {delta}, which stays"
         if any(self.directory.stat(f"{name}.keep") for name in names):
             return "it was pinned since it was planned"
         if self.directory.stat(self.plan.newest[info.family]) is None:

@@ -59,9 +59,11 @@ class PrunePlan:
 
     @property
     def victims(self) -> tuple[CheckpointInfo, ...]:
-        """The checkpoints to delete, the oldest first."""
+        """The checkpoints to delete, the oldest first, but deltas before their bases."""
         found = [info for group in self.groups for info in victims_of(group.decisions)]
-        return tuple(sorted(found, key=lambda info: info.saved_at)) if len(self.groups) > 1 else tuple(found)
+        if len(self.groups) > 1:
+            found.sort(key=lambda info: info.saved_at)
+        return tuple(sorted(found, key=lambda info: -len(info.bases)))
 
     def only(self, again: PrunePlan) -> PrunePlan:
         """Return what another plan, made later, has in common with this one: its own view, but no further victims."""

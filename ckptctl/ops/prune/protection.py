@@ -34,6 +34,7 @@ def protected(directory: Held, groups: tuple[Group, ...]) -> tuple[Group, ...]:
     why |= {one.name: "its upload is not confirmed" for one in pending_in(directory.path) if one.name in victims}
     pointers = [*pointers_in(directory.path), *pointers_above(directory.path)]
     why |= {one.target: one.name for one in pointers if one.target in victims}
+    why |= _bases(groups, victims, why)
     todo = [name for name in directory.names() if name not in victims and not name.startswith(PREFIX)]
     todo += _slot_names(victims, why)
     seen: set[str] = set()
@@ -49,6 +50,20 @@ def protected(directory: Held, groups: tuple[Group, ...]) -> tuple[Group, ...]:
     return tuple(
         replace(group, decisions=tuple(_kept_back(decision, why) for decision in group.decisions)) for group in groups
     )
+
+
+def _bases(groups: tuple[Group, ...], victims: Mapping[str, CheckpointInfo], why: Mapping[str, str]) -> dict[str, str]:
+    """Return which victims are the base of a delta that stays; what is kept back for another reason stays too."""
+    found: dict[str, str] = {}
+    every = [decision.checkpoint for group in groups for decision in group.decisions]
+    staying = [info for info in every if not any(path.name in victims and path.name not in why for path in info.paths)]
+    while staying:
+        info = staying.pop()
+        for base in info.bases:  # all of them, however far
+            if base in victims and base not in why and base not in found:
+                found[base] = f"base of {info.path.name}"
+                staying.append(victims[base])
+    return found
 
 
 def _slot_names(victims: Mapping[str, CheckpointInfo], names: Iterable[str]) -> list[str]:
