@@ -69,6 +69,14 @@ def recovery(session: nox.Session) -> None:
 
 
 @nox.session
+def frameworks(session: nox.Session) -> None:
+    """Train with the real frameworks and the hooks, kill them at random moments, and demand that they resume."""
+    _develop(session)
+    session.install("transformers>=5", "accelerate", "lightning", "keras>=3")
+    session.run("pytest", "tests/frameworks", *session.posargs, env={"KERAS_BACKEND": "torch"})
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Write the generated pages of the documentation anew."""
     _develop(session)

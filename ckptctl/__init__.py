@@ -25,6 +25,7 @@ _PUBLIC = {
     "diff": "ckptctl.ops.diff",
     "find_checkpoints": "ckptctl.runs",
     "inspect": "ckptctl.ops.inspect",
+    "latest_good": "ckptctl.training",
     "open_checkpoint": "ckptctl.layouts",
     "verify": "ckptctl.ops.verify",
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ckptctl.retention import AnchorMode, Mode, Policy
 from ckptctl.training.capture import TrainingState
+from ckptctl.training.hooks import AfterSave
 from ckptctl.training.in_background import AsyncSaver
 from ckptctl.training.interval import Interval, optimal_interval, waste
 from ckptctl.training.loading import UnverifiedWarning, latest_good, load
@@ -18,6 +19,7 @@ from ckptctl.training.transfer import Uploaded
 from ckptctl.training.uploader import Uploader
 
 __all__ = [
+    "AfterSave",
     "AnchorMode",
     "AsyncSaver",
     "CheckpointScheduler",

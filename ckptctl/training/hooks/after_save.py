@@ -1,0 +1,129 @@
+"""What is done after each save: digests, a look at what was written, upload, retention."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CkptctlError, CorruptError
+from ckptctl.model import Severity
+from ckptctl.ops.verify import Level, verify
+from ckptctl.ops.verify.report import Judgement
+from ckptctl.training.ranks import all_ranks
+from ckptctl.training.retain import prune
+from ckptctl.training.uploader import Uploader
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from ckptctl.ops.verify import VerifyReport
+    from ckptctl.retention import Policy
+
+
+class AfterSave:
+    """To be called after each save, on every process: rank 0 does the work when all have come, and all wait for it.
+
+    Writes digests beside what has none, verifies the checkpoint, has it uploaded, and prunes its run, in this order. A
+    checkpoint that does not pass is warned of, is not uploaded, and nothing is deleted because of it. Training goes on
+    whatever happens here.
+
+    Parameters
+    ----------
+    policy
+        What to keep of the run; by default nothing is deleted.
+    upload_to
+        A bucket or directory for `ckptctl.training.Uploader`; by default nothing is uploaded.
+    anchor_every
+        The first checkpoint at or after each multiple of so many steps is uploaded before training goes on.
+    digests
+        Whether to write SHA-256 where none is on record.
+    allow
+        Classes of one's own, as ``module.Name``, that may stand in pickles without a warning.
+    strict
+        Raise where it would warn.
+    """
+
+    def __init__(  # noqa: PLR0913  # what is done is chosen part by part
+        self,
+        *,
+        policy: Policy | None = None,
+        upload_to: str | os.PathLike[str] | None = None,
+        anchor_every: int = 0,
+        digests: bool = True,
+        allow: Iterable[str] = (),
+        strict: bool = False,
+    ) -> None:
+        self.policy, self.upload_to, self.anchor_every, self.strict = policy, upload_to, anchor_every, strict
+        self._level = Level(write=digests, allowed=frozenset(allow))
+        self._uploaders: dict[Path, Uploader] = {}
+
+    def __call__(self, path: str | os.PathLike[str]) -> None:
+        """Do it for the checkpoint that was saved to a path.
+
+        Raises
+        ------
+        CkptctlError
+            It does not pass, or something could not be done; only if it is to be `strict`.
+        """
+        ranks = all_ranks()
+        ranks.gather(None)  # what every process writes is there
+        ranks.first(lambda: self.alone(path))
+
+    def alone(self, path: str | os.PathLike[str]) -> None:
+        """Do it on this process, while others go on: all of the checkpoint is there, and no other does the same.
+
+        Raises
+        ------
+        CkptctlError
+            It does not pass, or something could not be done; only if it is to be `strict`.
+        """
+        try:
+            self._done(Path(path))
+        except CkptctlError as error:
+            if self.strict:
+                raise
+            hint = f" ({error.hint})" if error.hint else ""
+            warnings.warn(f"after the save of {path}: {error.message}{hint}", UserWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """Wait for the uploads, on the process that has them.
+
+        Raises
+        ------
+        CkptctlError
+            Some could not be made; they stay queued, and the next run goes on with them.
+        """
+        uploaders, self._uploaders = self._uploaders, {}
+        for uploader in uploaders.values():
+            uploader.close()
+
+    def __enter__(self) -> AfterSave:  # noqa: PYI034  # Self came with Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _done(self, path: Path) -> None:
+        _check(verify(path, level=self._level))
+        if self.upload_to is not None:
+            self._uploader(path.absolute().parent).upload(path)
+        if self.policy is not None:
+            prune(path.absolute().parent, self.policy)
+
+    def _uploader(self, run: Path) -> Uploader:
+        if run not in self._uploaders:
+            self._uploaders[run] = Uploader(run, self.upload_to or "", anchor_every=self.anchor_every)
+        return self._uploaders[run]
+
+
+def _check(report: VerifyReport) -> None:
+    if report.judgement is Judgement.GOOD:
+        return
+    wrong = [one for one in report.findings if one.severity is Severity.ERROR]
+    why = wrong[0].message if wrong else f"it is {report.judgement.value}"
+    raise CorruptError(f"{report.path}: {why}", hint="ckptctl verify shows all of it; older checkpoints stay")
