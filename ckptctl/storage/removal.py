@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ckptctl.storage.survey import survey
 
 if TYPE_CHECKING:
-    from ckptctl.storage.directory import Directory
+    from ckptctl.storage.survey import Opened
 
 _BUSY = frozenset({errno.ENOTEMPTY, errno.EBUSY, errno.EEXIST})
 _TRIES, _PAUSE = 5, 0.2
@@ -22,7 +22,7 @@ _FOLLOW_NO_LINK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SHARED = threading.Lock()
 
 
-def remove_tree(directory: Directory, name: str) -> int:
+def remove_tree(directory: Opened, name: str) -> int:
     """Remove something in a directory for good; return how many bytes on disk that freed.
 
     A network file system keeps a file that is open under a name of its own for a while: that is tried again.

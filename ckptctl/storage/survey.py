@@ -8,12 +8,10 @@ import stat
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from ckptctl.storage.directory import Directory
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _MAX_DEPTH = 64
@@ -21,6 +19,16 @@ _BLOCK = 512
 """Bytes in a block of ``st_blocks``, on every system."""
 _FOLLOW_NO_LINK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 Inode = tuple[int, int]
+
+
+class Opened(Protocol):
+    """A directory on disk that is held open by `fd`."""
+
+    path: Path
+    fd: int
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """Return what is known of a name in it, links not followed; None if it is not there."""
 
 
 @dataclass(slots=True)
@@ -48,7 +56,7 @@ class Survey:
         self.why, self.mounted = "another file system is mounted on it or in it", True
 
 
-def survey(directory: Directory, name: str, suspects: Callable[[str, bool], bool] = lambda *_: False) -> Survey:
+def survey(directory: Opened, name: str, suspects: Callable[[str, bool], bool] = lambda *_: False) -> Survey:
     """Look at everything under a name in a directory.
 
     `suspects` tells of a name further down, and whether it is one of a directory, whether to note it.
