@@ -274,6 +274,18 @@ def test_whatever_is_pruned_what_stays_is_whole(tmp_path, seed):
             assert same(load(info.path), frozen(int(info.step.value), size=200))
 
 
+def test_what_comes_back_from_the_trash_brings_its_bases(tmp_path, ckptctl):
+    chain(tmp_path, 1, 2, 3)
+    save(named(tmp_path, 4), frozen(4))
+    rules = ("--keep-last", "1", "--anchor-every", "0", "--yes", "--trash-for", "1d")
+    assert ckptctl("prune", tmp_path, *rules).status == 0
+    assert [info.step.value for info in find_checkpoints(tmp_path)] == [4]
+    done = ckptctl("prune", tmp_path, "--restore", "step_3.safetensors")
+    assert (done.status, done.out.count("restored")) == (0, 6)
+    assert same(load(named(tmp_path, 3)), frozen(3))
+    assert len(find_checkpoints(tmp_path)) == 4
+
+
 def test_the_reason_is_shown(tmp_path, ckptctl):
     chain(tmp_path, 1, 2)
     done = ckptctl("prune", tmp_path, "--keep-last", "1", "--anchor-every", "0", "--dry-run")
