@@ -6,8 +6,8 @@ import contextlib
 import hashlib
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.checks.digests import SUMS
@@ -15,11 +15,12 @@ from ckptctl.errors import ChangedError, CorruptError, ExistsError, UnreadableEr
 from ckptctl.runs.pending import CONFIRMED
 from ckptctl.storage import LocalFile, has_file, is_remote, open_file, unreadable
 from ckptctl.storage.atomic import Staged, flush_directory, staged_for, write_small
+from ckptctl.storage.daemons import in_daemon
 from ckptctl.storage.digest import sidecar_line, sidecar_of
 from ckptctl.storage.set_aside import LAST_WRITTEN, stored_below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ckptctl.runs.pending import Pending, PendingFile
@@ -89,12 +90,20 @@ def _sent(pending: Pending, to: Path, at_once: int) -> Uploaded:
             done[file.name] = known
 
         for files in _in_order(pending):  # what makes it whole waits for all the rest
-            with ThreadPoolExecutor(max(at_once, 1)) as pool:
-                for _ in pool.map(one, files):
-                    pass
+            for start in range(0, len(files), at_once):
+                _all_of([partial(one, file) for file in files[start : start + at_once]])
     digests = {name: done[name].sha256 for name in sorted(done)}
     _seal(pending, root, digests)
     return Uploaded(path=root, nbytes=sum(one.size for one in done.values()), digests=digests)
+
+
+def _all_of(calls: list[Callable[[], None]]) -> None:
+    """Do some things side by side, in threads that the end of the program does not wait for; none is left behind."""
+    waiting = [in_daemon(call, "ckptctl-send") for call in calls]
+    errors = [one.exception() for one in waiting]
+    for error in errors:
+        if error:
+            raise error
 
 
 def _in_order(pending: Pending) -> Iterator[list[PendingFile]]:

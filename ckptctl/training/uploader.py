@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import ChangedError, CkptctlError, UnreadableError, UsageError, counted
 from ckptctl.runs import step_in_name
 from ckptctl.runs.pending import STAGING, TICKET, Pending, pending_in
-from ckptctl.storage import address, is_writable
+from ckptctl.storage import address, is_remote, is_writable
 from ckptctl.storage.directory import Directory
 from ckptctl.training.at_exit import closed_at_exit
 from ckptctl.training.snapshot import forget, sweep, taken
@@ -90,7 +90,10 @@ class Uploader:
         self.run, self.to = Path(os.path.abspath(run)), address(to)  # noqa: PTH100  # links stay
         if not is_writable(self.to):
             raise UsageError(f"{self.to}: nothing is written there, only to buckets and directories")
-        self.anchor_every, self.drain_seconds, self.at_once, self.pause = anchor_every, drain_seconds, at_once, pause
+        if not is_remote(self.to) and self.to.resolve() == self.run.resolve():
+            raise UsageError(f"{self.to}: this is the run itself", hint="name a bucket or another directory")
+        self.anchor_every, self.drain_seconds, self.pause = anchor_every, drain_seconds, pause
+        self.at_once = max(at_once, 1)
         staging = self.run / STAGING
         staging.mkdir(parents=True, exist_ok=True)
         self._held = Directory(staging)

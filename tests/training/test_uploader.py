@@ -372,6 +372,8 @@ def test_what_cannot_be_asked_for(run, tmp_path):
     bucket("up")
     with pytest.raises(UsageError, match="nothing is written there"):
         Uploader(run, "https://127.0.0.1:1/x")
+    with pytest.raises(UsageError, match="this is the run itself"):
+        Uploader(run, run.parent / "run")
     with Uploader(run, TO) as uploader:
         with pytest.raises(UsageError, match="no checkpoint in"):
             uploader.upload(tmp_path / "elsewhere.pt")
@@ -500,3 +502,24 @@ def test_the_end_of_a_program_waits_for_what_is_queued(server, run):
     done = subprocess.run([sys.executable, "-c", bad, str(run), *names], check=False, capture_output=True, text=True)
     assert done.stderr.startswith("ckptctl: s3://nobody-has-it/run: 1 checkpoint not uploaded (step_9.safetensors)")
     assert "Traceback" not in done.stderr
+
+
+def test_a_store_that_says_nothing_does_not_hold_up_the_end_for_longer_than_was_said(run):
+    program = f"""
+import sys, time, warnings
+sys.path.insert(0, {str(HERE.parent)!r})
+warnings.simplefilter("ignore")
+from pathlib import Path
+from ckptctl.training import Uploader
+from tests.storage.stores import bucket
+bucket("up", lambda *_: time.sleep(1000))
+uploader = Uploader(Path(sys.argv[1]), "s3://up/run", drain_seconds=0.5)
+uploader.upload(Path(sys.argv[1]) / "step_1.safetensors")
+"""
+    saved(run, 1)
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(run)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "1 checkpoint not uploaded (step_1.safetensors): time is up" in done.stderr, done.stderr
+    assert time.monotonic() - begin < 20
