@@ -23,7 +23,7 @@ trainer = Trainer(
                            disable_tqdm=True, logging_strategy="no", use_cpu=True),
 )  # fmt: skip
 try:
-    newest = str(ckptctl.latest_good(run))
+    newest = ckptctl.latest_good(run)
 except CkptctlError:
     newest = None
 print("resumes from", newest, flush=True)

@@ -32,7 +32,7 @@ hook = CkptctlCallback(policy=Policy(last=3, best=0, anchor_every=0), upload_to=
 trainer = Trainer(max_steps=steps, max_epochs=-1, accelerator="cpu", logger=False, enable_progress_bar=False,
                   enable_model_summary=False, callbacks=[saves, hook])  # fmt: skip
 try:
-    newest = str(ckptctl.latest_good(run))
+    newest = ckptctl.latest_good(run)
 except CkptctlError:
     newest = None
 print("resumes from", newest, flush=True)
