@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from ckptctl import formats
-from ckptctl.errors import CorruptError, UnreadableError
+from ckptctl.errors import CkptctlError, CorruptError, UnreadableError
 from ckptctl.layouts._index import is_plain
 from ckptctl.model import Base
 from ckptctl.storage import has_file, open_file
@@ -48,6 +48,19 @@ def base_of(contents: Contents) -> Base | None:
     if not right:
         raise CorruptError(f"{contents.range.file.path}: {BASE_KEY} in its metadata is malformed")
     return Base(name=name, size=size, sha256=sha256.lower(), tensors=tuple(tensors))
+
+
+def stated_base(path: Path) -> str:
+    """Return the name of the base that a file needs beside it; nothing if it needs none, or cannot be read."""
+    if path.suffix != ".safetensors":
+        return ""
+    try:
+        file = open_file(path)
+        base = base_of(formats.read(file.range()))
+        file.release()
+    except CkptctlError:
+        return ""
+    return base.name if base else ""
 
 
 def text_of(base: Base) -> str:

@@ -9,15 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ckptctl.errors import CkptctlError, ExistsError, PolicyError, UnknownFormatError, UnreadableError, UnsupportedError
-from ckptctl.formats import read
-from ckptctl.layouts.deltas import base_of
+from ckptctl.layouts.deltas import stated_base
 from ckptctl.ops.prune.carry_out import CarryOut, PruneReport
 from ckptctl.ops.prune.group import Group
 from ckptctl.ops.prune.plan import PrunePlan, directories_below, plan_prune
 from ckptctl.ops.prune.settings import Settings
 from ckptctl.runs import is_run
 from ckptctl.runs.trash import restore, trash_in
-from ckptctl.storage import is_writable, open_file, unreadable
+from ckptctl.storage import is_writable, unreadable
 from ckptctl.storage.directory import open_directory
 
 if TYPE_CHECKING:
@@ -160,19 +159,6 @@ def allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 20) if hard > 0 else 1 << 16, hard))
 
 
-def _base_of(path: Path) -> str:
-    """Return the name of the base that a file needs beside it; nothing if it needs none, or cannot be read."""
-    if path.suffix != ".safetensors":
-        return ""
-    try:
-        file = open_file(path)
-        base = base_of(read(file.range()))
-        file.release()
-    except CkptctlError:
-        return ""
-    return base.name if base else ""
-
-
 def _check_deletable(path: Path) -> None:
     if not is_writable(path):
         raise UnsupportedError(f"{path}: nothing is deleted there, only on disks and in buckets")
@@ -204,7 +190,7 @@ def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool
             return (directory.path / name,)
         back = list(restore(directory, name))
         for restored in back:  # it grows: a delta is nothing without its bases
-            base = _base_of(directory.path / restored)
+            base = stated_base(directory.path / restored)
             if base and directory.stat(base) is None and any(base == trash.name for trash in trash_in(directory)):
                 back += restore(directory, base)
         return tuple(directory.path / restored for restored in back)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
 from ckptctl.layouts import open_checkpoint
+from ckptctl.layouts.deltas import stated_base
 from ckptctl.ops.prune.group import victims_of
 from ckptctl.retention import Action
 from ckptctl.runs import may_be_of_a_run
@@ -34,7 +35,6 @@ def protected(directory: Held, groups: tuple[Group, ...]) -> tuple[Group, ...]:
     why |= {one.name: "its upload is not confirmed" for one in pending_in(directory.path) if one.name in victims}
     pointers = [*pointers_in(directory.path), *pointers_above(directory.path)]
     why |= {one.target: one.name for one in pointers if one.target in victims}
-    why |= _bases(groups, victims, why)
     todo = [name for name in directory.names() if name not in victims and not name.startswith(PREFIX)]
     todo += _slot_names(victims, why)
     seen: set[str] = set()
@@ -47,22 +47,35 @@ def protected(directory: Held, groups: tuple[Group, ...]) -> tuple[Group, ...]:
             if pointer.target in victims and pointer.target not in why:
                 why[pointer.target] = f"{pointer.name} leads into it"
                 todo += _slot_names(victims, [pointer.target])
+    why |= _bases(directory, groups, victims, why)
     return tuple(
         replace(group, decisions=tuple(_kept_back(decision, why) for decision in group.decisions)) for group in groups
     )
 
 
-def _bases(groups: tuple[Group, ...], victims: Mapping[str, CheckpointInfo], why: Mapping[str, str]) -> dict[str, str]:
-    """Return which victims are the base of a delta that stays; what is kept back for another reason stays too."""
-    found: dict[str, str] = {}
+def _bases(
+    directory: Held, groups: tuple[Group, ...], victims: Mapping[str, CheckpointInfo], why: Mapping[str, str]
+) -> dict[str, str]:
+    """Return which victims are the base of something that stays, also of what is damaged or has no name of a run."""
     every = [decision.checkpoint for group in groups for decision in group.decisions]
-    staying = [info for info in every if not any(path.name in victims and path.name not in why for path in info.paths)]
+    going = {
+        path.name
+        for info in victims.values()
+        for path in info.paths
+        if not any(other.name in why for other in info.paths)
+    }
+    known = {path.name for info in every if info.complete for path in info.paths}
+    needed = {info.path.name: info.bases for info in every}
+    others = [name for name in directory.names() if name not in known and name.endswith(".safetensors")]
+    needed |= {name: (base,) for name in others if (base := stated_base(directory.path / name))}
+    staying = [name for name in needed if name not in going]
+    found: dict[str, str] = {}
     while staying:
-        info = staying.pop()
-        for base in info.bases:  # all of them, however far
-            if base in victims and base not in why and base not in found:
-                found[base] = f"base of {info.path.name}"
-                staying.append(victims[base])
+        name = staying.pop()
+        for base in needed.get(name, ()):
+            if base in going and base not in found:
+                found |= {path.name: f"base of {name}" for path in victims[base].paths}
+                staying.append(victims[base].path.name)
     return found
 
 
