@@ -276,7 +276,7 @@ def test_whatever_is_pruned_what_stays_is_whole(tmp_path, seed):
 
 def test_what_no_rule_knows_keeps_its_base_too(tmp_path):
     chain(tmp_path, 1, 2)
-    named(tmp_path, 2).rename(tmp_path / "mine.safetensors")  # no name of a run
+    save(tmp_path / "mine.safetensors", frozen(2), base=named(tmp_path, 1))  # no name of a run
     chain(tmp_path, 3, 4)
     changed(named(tmp_path, 4), lambda texts: texts.update({"ckptctl.base_values": "{"}))  # damaged: that stays
     for step in (5, 6):
@@ -289,7 +289,7 @@ def test_what_no_rule_knows_keeps_its_base_too(tmp_path):
     prune(tmp_path, LAST)
     left = {path.name for path in tmp_path.glob("*.safetensors")}
     assert left >= {f"step_{step}.safetensors" for step in (1, 3, 4, 7, 8, 10)} | {"mine.safetensors"}
-    assert not {"step_5.safetensors", "step_6.safetensors", "step_9.safetensors"} & left
+    assert not {"step_2.safetensors", "step_5.safetensors", "step_6.safetensors", "step_9.safetensors"} & left
     assert same(load(tmp_path / "mine.safetensors"), frozen(2))
 
 
