@@ -74,6 +74,12 @@ class CorruptError(CkptctlError):
     slug = "corrupt"
 
 
+class MissingBaseError(CorruptError):
+    """What a delta leaves out is in a file beside it, its base, and that is not there or cannot be read."""
+
+    slug = "missing-base"
+
+
 class LimitError(CkptctlError):
     """The content asks for more depth, time or memory than any real checkpoint needs."""
 

@@ -54,11 +54,12 @@ def output_of(command: str) -> str:
     out = io.StringIO()
     # How old the files are differs from one checkout to the next, how long it takes from one run to the next.
     ages = mock.patch("ckptctl.cli._inspect_run.age", return_value="3 min")
-    clock = mock.patch(
-        "ckptctl.rewrite.carry_out.time", mock.Mock(monotonic=mock.Mock(side_effect=itertools.count(0, 0.1)))
-    )
+    clocks = [
+        mock.patch(f"ckptctl.{module}.time", mock.Mock(monotonic=mock.Mock(side_effect=itertools.count(0, 0.1))))
+        for module in ("rewrite.carry_out", "cli._verify_answer")
+    ]
     saved = mock.patch("ckptctl.cli._prune_text._saved", return_value="Nov 12 04:10")
-    with ages, saved, clock, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    with ages, saved, clocks[0], clocks[1], contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         main(arguments[1:])
     return out.getvalue()
 

@@ -12,6 +12,7 @@ from ckptctl.checks.marks import unfinished_marks
 from ckptctl.errors import (
     CkptctlError,
     LimitError,
+    MissingBaseError,
     MissingExtraError,
     UnknownFormatError,
     UnreadableError,
@@ -30,6 +31,7 @@ _NOT_SEEN = {
     error.slug
     for error in (
         LimitError,
+        MissingBaseError,
         MissingExtraError,
         UnknownFormatError,
         UnreadableError,

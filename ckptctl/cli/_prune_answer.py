@@ -16,7 +16,7 @@ from ckptctl.cli._progress import stopped_by_sigterm
 from ckptctl.cli._prune_text import done, planned, show_plan
 from ckptctl.cli._text import escape, plural, size
 from ckptctl.errors import CkptctlError, PolicyError
-from ckptctl.ops.prune import Pruning, restore_from_trash
+from ckptctl.ops.prune import Pruning, missing_bases, restore_from_trash
 
 if TYPE_CHECKING:
     from ckptctl.ops.prune import Group, PrunePlan, PruneReport, Settings
@@ -189,8 +189,12 @@ def restored(paths: list[Path], name: str, settings: Settings, *, as_json: bool,
 
     def one(path: Path) -> None:
         back = restore_from_trash(path, name, needed=settings.lock_needed, wait=settings.wait)
+        lost = tuple(dict.fromkeys(base for found in back for base in missing_bases(found)))
+        for base in lost:
+            text = f"{base}, which {back[0].name} cannot be read without, is neither here nor in the trash"
+            print(f"ckptctl: {escape(str(path))}: {escape(text, limit=300)}", file=sys.stderr)
         if as_json:
-            print_json({"schema": _SCHEMA, "restored": to_json(back)})
+            print_json({"schema": _SCHEMA, "restored": to_json(back), "missing": to_json(lost)})
         elif not quiet:
             for found in back:
                 print(f"restored {escape(str(found))}")

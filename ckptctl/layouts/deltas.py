@@ -11,10 +11,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from ckptctl import formats
-from ckptctl.errors import CkptctlError, CorruptError, UnreadableError
+from ckptctl.errors import CkptctlError, CorruptError, MissingBaseError, UnreadableError
 from ckptctl.layouts._index import is_plain
 from ckptctl.model import Base
-from ckptctl.storage import has_file, open_file
+from ckptctl.storage import has_file, is_remote, names_beside, open_file, unreadable
 from ckptctl.values import BASE_KEY, BASE_VALUES_KEY, VALUES_KEY
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_CHAIN = 8
 """So many bases one after another `save` makes at most; then the whole state is written again."""
+SUFFIX = ".safetensors"
 _MAX_READ = 64
 _DIGEST = 64
 
@@ -41,31 +42,82 @@ def base_of(contents: Contents) -> Base | None:
     try:
         said = {**json.loads(contents.metadata[BASE_KEY])}
         name, size, sha256, tensors = said["name"], said["size"], said["sha256"], said["tensors"]
-        right = isinstance(name, str) and is_plain(name) and isinstance(sha256, str) and len(sha256) == _DIGEST
-        right = right and type(size) is int and isinstance(tensors, list) and all(isinstance(t, str) for t in tensors)
+        beyond = said.get("beyond", [])
+        right = isinstance(name, str) and isinstance(sha256, str) and len(sha256) == _DIGEST and type(size) is int
+        right = right and _are_texts(tensors) and _are_texts(beyond) and all(map(is_plain, [name, *beyond]))
     except (ValueError, KeyError, TypeError, RecursionError):
         right = False
     if not right:
         raise CorruptError(f"{contents.range.file.path}: {BASE_KEY} in its metadata is malformed")
-    return Base(name=name, size=size, sha256=sha256.lower(), tensors=tuple(tensors))
+    return Base(name=name, size=size, sha256=sha256.lower(), tensors=tuple(tensors), beyond=tuple(beyond))
 
 
-def stated_base(path: Path) -> str:
-    """Return the name of the base that a file needs beside it; nothing if it needs none, or cannot be read."""
-    if path.suffix != ".safetensors":
-        return ""
+def _are_texts(said: object) -> bool:
+    return isinstance(said, list) and all(isinstance(one, str) for one in said)
+
+
+def stated_bases(path: Path) -> tuple[str, ...]:
+    """Return the names of the files beside it that a file needs, the nearest first, also of those that are away.
+
+    Only headers are read. What is no safetensors file, or is damaged, says nothing.
+
+    Raises
+    ------
+    UnreadableError
+        It, or one of those files, cannot be read: nobody knows what it needs.
+    """
+    found: dict[str, None] = {}
+    todo = [path.name]
+    while todo:
+        base = _stated_base(path.with_name(todo.pop()))
+        if base:
+            todo += [base.name] if base.name not in found else []
+            found |= dict.fromkeys((base.name, *base.beyond))
+    return tuple(found)
+
+
+def _stated_base(path: Path) -> Base | None:
+    if path.suffix != SUFFIX:
+        return None
     try:
+        if not path.exists():  # or a link that leads nowhere
+            return None
         file = open_file(path)
-        base = base_of(formats.read(file.range()))
-        file.release()
+        try:
+            return base_of(formats.glance(file.range()))
+        finally:
+            file.release()
+    except UnreadableError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from None
     except CkptctlError:
-        return ""
-    return base.name if base else ""
+        return None
+
+
+def needed_by(path: Path) -> str:
+    """Return the name of a file beside one that is a delta on it as it is now; nothing if there is none.
+
+    Raises
+    ------
+    UnreadableError
+        One of those that may be cannot be read.
+    """
+    others = [path.with_name(name) for name in sorted(names_beside(path, ())) if name != path.name]
+    bases = {other.name: base for other in others if other.suffix == SUFFIX and (base := _stated_base(other))}
+    size = open_file(path, window=1).size if bases else 0
+    return next((name for name, base in bases.items() if base.size == size and is_same_file(path, base.name)), "")
+
+
+def is_same_file(path: Path, name: str) -> bool:
+    """Whether a name beside a file is that file, or a link to it."""
+    other = path.with_name(name)
+    return path == other or (not is_remote(path) and other.exists() and path.exists() and path.samefile(other))
 
 
 def text_of(base: Base) -> str:
     """Return what stands in the metadata of a file about its base."""
-    return json.dumps({**asdict(base), "tensors": list(base.tensors)}, separators=(",", ":"))
+    return json.dumps(asdict(base), separators=(",", ":"))
 
 
 def with_bases(path: Path, contents: Contents) -> tuple[Contents, tuple[Contents, ...], tuple[Base, ...]]:
@@ -97,7 +149,7 @@ def _read(path: Path, where: Path, base: Base) -> Contents:
     hint = f"it holds what {path.name} does not; bring {base.name} back beside it"
     try:
         if not has_file(where):
-            raise CorruptError(f"{path}: its base {base.name} is missing", hint=hint)
+            raise MissingBaseError(f"{path}: its base {base.name} is missing", hint=hint)
         file = open_file(where)
         if file.size != base.size:
             message = f"its base {base.name} is another one by now ({file.size} bytes, {base.size} recorded)"
@@ -105,7 +157,7 @@ def _read(path: Path, where: Path, base: Base) -> Contents:
         contents = formats.read(file.range())
         file.release()
     except UnreadableError as error:
-        raise CorruptError(f"{path}: its base {base.name} cannot be read: {error.message}", hint=hint) from None
+        raise MissingBaseError(f"{path}: its base {base.name} cannot be read: {error.message}", hint=hint) from None
     return contents
 
 

@@ -99,12 +99,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What a delta says of its base: the name beside it, bytes and SHA-256, and the names of the tensors it gives."""
+    """What a delta says of its base: the name beside it, bytes and SHA-256, and the names of the tensors it gives.
+
+    `beyond` are the names of the files that this base needs itself, the nearest first.
+    """
 
     name: str
     size: int
     sha256: str
     tensors: tuple[str, ...]
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, ExistsError, NoSpaceError, OverflowRefusedError, UnsupportedError
 from ckptctl.formats.write_safetensors import SafetensorsWriter
+from ckptctl.layouts.deltas import SUFFIX, needed_by
 from ckptctl.rewrite.checksums import Checksums
 from ckptctl.rewrite.pour import Pouring
 from ckptctl.rewrite.read_back import read_back
@@ -91,6 +92,11 @@ def check_outputs(outputs: Outputs, inputs: tuple[Contents, ...], options: Optio
         if path.exists() and _identity(path) in read:
             raise ExistsError(f"{path}: this is the source itself", hint="-o gives another name")
         check_target(path, force=options.force)
+        if options.force and path.exists() and path.suffix == SUFFIX and (other := needed_by(path)):
+            raise ExistsError(
+                f"{path}: {other} is a delta on it, and could not be read any more",
+                hint="write to another name, or delete what needs it first",
+            )
     if not options.force:
         _check_sidecars(outputs)
     check_space(directory, needed + needed // 100)

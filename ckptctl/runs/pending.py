@@ -6,10 +6,12 @@ each file; ``confirmed.jsonl`` gets a line for each that is at its destination. 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+from ckptctl.errors import CorruptError
+from ckptctl.storage import unreadable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,18 +38,14 @@ class PendingFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """What is to be sent of one checkpoint, data first; `entry` is where it is held."""
+    """What is to be sent of one checkpoint, data first: `to` an address, from `entry`, where it is held."""
 
     entry: Path
+    to: str
     name: str
     directory: bool
     step: int | None
     files: tuple[PendingFile, ...]
-
-    @property
-    def number(self) -> int:
-        """Its place in the queue."""
-        return int(self.entry.name.partition("-")[0])
 
     def source(self, file: PendingFile) -> Path:
         """Return where the bytes of a file are read."""
@@ -60,28 +58,77 @@ class Pending:
         return json.dumps({"schema": _SCHEMA, **fields}).encode()
 
 
-def pending_in(run: Path) -> tuple[Pending, ...]:
-    """Return what waits to be sent from a run, in the order in which it was asked for."""
+def entries_in(run: Path) -> tuple[Path, ...]:
+    """Return where something is held, or was begun to be, in the order in which it was asked for.
+
+    Raises
+    ------
+    UnreadableError
+        The file system says no.
+    """
     staging = run / STAGING
-    if not staging.is_dir():
-        return ()
-    found = [one for entry in staging.iterdir() if (one := ticket_of(entry))]
-    return tuple(sorted(found, key=lambda one: one.number))
+    try:
+        found = [one for one in staging.iterdir() if one.name.partition("-")[0].isdecimal()] if staging.is_dir() else []
+    except OSError as error:
+        raise unreadable(staging, error) from None
+    return tuple(sorted(found, key=number_of))
 
 
-def ticket_of(entry: Path) -> Pending | None:
-    """Return what a ticket says; None for what was begun and never finished."""
+def number_of(entry: Path) -> int:
+    """Return the place in the queue of what is held there."""
+    return int(entry.name.partition("-")[0])
+
+
+def waiting_in(run: Path) -> frozenset[str]:
+    """Return the names of the checkpoints whose upload is not confirmed, also where nobody can read what is to be sent.
+
+    Raises
+    ------
+    UnreadableError
+        The file system says no.
+    """
+    return frozenset(entry.name.partition("-")[2] for entry in entries_in(run) if has_ticket(entry))
+
+
+def has_ticket(entry: Path) -> bool:
+    """Whether a checkpoint is held there, all of it.
+
+    Raises
+    ------
+    UnreadableError
+        The file system says no.
+    """
+    try:
+        (entry / TICKET).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise unreadable(entry / TICKET, error) from None
+    return True
+
+
+def ticket_of(entry: Path) -> Pending:
+    """Return what a ticket says.
+
+    Raises
+    ------
+    CorruptError
+        It makes no sense, or another version of this tool wrote it.
+    UnreadableError
+        The file system says no.
+    """
     ticket = entry / TICKET
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        if not entry.name.partition("-")[0].isdigit() or ticket.stat().st_size > _MOST:
-            return None
-        said: dict[str, Any] = {**json.loads(ticket.read_bytes())}
-        if said.pop("schema") != _SCHEMA:
-            return None
-        files = tuple(PendingFile(**one) for one in said.pop("files"))
-        if all(_is_inside(one.name) for one in files):
-            return Pending(entry=entry, files=files, **said)
-    return None
+    try:
+        if ticket.stat().st_size <= _MOST:
+            said: dict[str, Any] = {**json.loads(ticket.read_bytes())}
+            files = tuple(PendingFile(**one) for one in said.pop("files"))
+            if said.pop("schema") == _SCHEMA and all(_is_inside(one.name) for one in files):
+                return Pending(entry=entry, files=files, **said)
+    except OSError as error:
+        raise unreadable(ticket, error) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise CorruptError(f"{ticket}: not what an uploader of this version wrote")
 
 
 def _is_inside(name: str) -> bool:

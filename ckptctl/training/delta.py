@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckptctl.checks.digests import recorded_for, sums_of
 from ckptctl.errors import CkptctlError, UsageError
 from ckptctl.layouts import open_checkpoint
-from ckptctl.layouts.deltas import MAX_CHAIN, text_of
+from ckptctl.layouts.deltas import MAX_CHAIN, is_same_file, text_of
 from ckptctl.model import Base
 from ckptctl.rewrite.outputs import SAFETENSORS, OutputFile, Outputs
 from ckptctl.storage import StoredFile, open_file
@@ -43,7 +43,7 @@ def checked_base(base: str | os.PathLike[str] | None, target: Path) -> Path | No
         raise UsageError(f"{target}: a delta is one safetensors file, and so is its base")
     if Path(base).absolute().parent.resolve() != target.parent.resolve():
         raise UsageError(f"{base}: a base lies beside what is saved, in {target.parent}")
-    if path == target:
+    if is_same_file(target, path.name):
         raise UsageError(f"{target}: it cannot be its own base", hint="save each checkpoint under a name of its own")
     return path
 
@@ -62,24 +62,48 @@ def without_unchanged(outputs: Outputs, base: Path | None) -> Outputs:
         return outputs
 
 
+def has_bases(path: Path) -> bool:
+    """Whether a delta that was written has its bases: what deletes one looks for new deltas after, this before."""
+    try:
+        return bool(open_checkpoint(path, glance=True).bases)
+    except CkptctlError as error:
+        warnings.warn(f"the whole state is saved: {error.message}", UserWarning, stacklevel=4)
+        return False
+
+
 def _delta(outputs: Outputs, base: Path, checkpoint: Checkpoint) -> Outputs:
     (file,) = outputs.files
     before = {name: tensor for part in checkpoint.parts.values() for name, tensor in part.tensors.items()}
-    same = [name for name, item in file.items.items() if _is_same(item, before.get(name))]
+    same: dict[object, str] = {}
+    for name, item in file.items.items():
+        if _is_same(item, before.get(name)):  # of names that were tied and are not any more, one is taken from there
+            same.setdefault(_place(before[name]) or name, name)
     if not same:
         return outputs
     stored = checkpoint.files[0].range.file
-    said = Base(name=base.name, size=stored.size, sha256=_digest(base, stored), tensors=tuple(same))
+    said = Base(
+        name=base.name,
+        size=stored.size,
+        sha256=_digest(base, stored),
+        tensors=tuple(same.values()),
+        beyond=tuple(one.name for one in checkpoint.bases),
+    )
     for one in checkpoint.files:
         _check_in_place(one.range.file)
     texts: dict[str, str] = dict(file.metadata)
     texts[BASE_VALUES_KEY] = texts.pop(VALUES_KEY)
     made = OutputFile(
         path=file.path,
-        items=_without(file.items, frozenset(same)),
+        items=_without(file.items, frozenset(same.values())),
         metadata={**texts, BASE_KEY: text_of(said)},
     )
     return replace(outputs, files=(made,))
+
+
+def _place(tensor: TensorInfo) -> object:
+    """Return where the bytes of a tensor begin; None if it has none."""
+    first = tensor.pieces[0].range if tensor.nbytes else None
+    return (id(first.file), first.offset) if first else None
 
 
 def _without(items: Mapping[str, Item], names: frozenset[str]) -> dict[str, Item]:

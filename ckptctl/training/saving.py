@@ -18,7 +18,7 @@ from ckptctl.rewrite.source import Source
 from ckptctl.storage import address, is_remote, unreadable
 from ckptctl.storage.atomic import check_target
 from ckptctl.storage.byterange import MemoryFile
-from ckptctl.training.delta import checked_base, without_unchanged
+from ckptctl.training.delta import checked_base, has_bases, without_unchanged
 from ckptctl.training.live import Live, taken_apart
 from ckptctl.training.ranked import write_ranks
 from ckptctl.training.ranks import Ranks, all_ranks
@@ -117,9 +117,13 @@ def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks, base: Path |
             hint="save to a directory, on all ranks",
         )
     check_target(live.path, force=True)  # its directory is there: one that vanished is not made anew
-    outputs = without_unchanged(_planned(live, metadata, live.path), base)
+    whole = _planned(live, metadata, live.path)
+    outputs = without_unchanged(whole, base)
     check_outputs(outputs, (), _OPTIONS)
-    return carry_out(outputs, (), _OPTIONS, lambda _: None).files[0].sha256
+    digest = carry_out(outputs, (), _OPTIONS, lambda _: None).files[0].sha256
+    if outputs is whole or has_bases(live.path):
+        return digest
+    return carry_out(whole, (), _OPTIONS, lambda _: None).files[0].sha256
 
 
 def _planned(live: Live, metadata: Mapping[str, str], path: Path) -> Outputs:

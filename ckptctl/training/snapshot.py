@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.digests import SUMS, recorded_for, sums_of
 from ckptctl.errors import ChangedError, UnreadableError, UnsupportedError
-from ckptctl.runs.pending import FILES, STAGING, TICKET, Pending, PendingFile, ticket_of
+from ckptctl.runs.pending import FILES, STAGING, TICKET, Pending, PendingFile, entries_in, has_ticket
 from ckptctl.storage import unreadable
 from ckptctl.storage.atomic import flush_directory, write_small
 from ckptctl.storage.set_aside import LAST_WRITTEN
@@ -29,8 +31,8 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK
 _TRIES = 5
 
 
-def taken(run: Path, name: str, number: int, step: int | None) -> Pending:
-    """Hold the files of a checkpoint, and write down what is to be sent.
+def taken(run: Path, name: str, number: int, step: int | None, to: str) -> Pending:
+    """Hold the files of a checkpoint, and write down what is to be sent, and where.
 
     Raises
     ------
@@ -42,22 +44,30 @@ def taken(run: Path, name: str, number: int, step: int | None) -> Pending:
         It is being written.
     """
     entry = run / STAGING / f"{number:06d}-{name}"
+    wanted = Pending(entry=entry, to=to, name=name, directory=(run / name).is_dir(), step=step, files=())
     try:
-        return _taken(run, name, entry, step)
-    except OSError as error:
-        raise unreadable(run / name, error) from None
-    finally:
-        if not (entry / TICKET).exists():
-            shutil.rmtree(entry, ignore_errors=True)
+        made = _taken(run, wanted)
+        for one in made.files:
+            if not one.linked:  # the ticket keeps it from a prune; but one may have been faster
+                (run / one.name).lstat()
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            (entry / TICKET).unlink()
+        shutil.rmtree(entry, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise unreadable(run / name, error) from None
+        raise
+    return made
 
 
-def _taken(run: Path, name: str, entry: Path, step: int | None) -> Pending:
+def _taken(run: Path, wanted: Pending) -> Pending:
+    entry, name = wanted.entry, wanted.name
     for _ in range(_TRIES):
         before = _listed(run, name)
         (entry / FILES).mkdir(parents=True)
         held = [_held(run, entry, *one) for one in before]
         if _listed(run, name) == before:
-            return _ticket(run, entry, name, step, held)
+            return _ticket(run, wanted, held)
         shutil.rmtree(entry)
     raise ChangedError(f"{run / name}: it is being written", hint="upload it when the save has returned")
 
@@ -117,19 +127,15 @@ def _linked(source: Path, target: Path) -> bool:
     return True
 
 
-def _ticket(run: Path, entry: Path, name: str, step: int | None, held: list[PendingFile]) -> Pending:
+def _ticket(run: Path, wanted: Pending, held: list[PendingFile]) -> Pending:
     """Write down what is held: data first, what makes it whole last, digests with what they say of it."""
-    directory = (run / name).is_dir()
-    files = [one for one in held if not directory or one.name != f"{name}/{SUMS}"]
+    entry, name = wanted.entry, wanted.name
+    files = [one for one in held if not wanted.directory or one.name != f"{name}/{SUMS}"]
     if not files:
         raise UnreadableError(f"{run / name}: it is empty")
     known = _recorded(run, [one.name for one in files])
     data = sorted(files, key=lambda one: (bool(LAST_WRITTEN.fullmatch(one.name.rpartition("/")[2])), one.name))
-    made = Pending(
-        entry=entry, name=name, directory=directory, step=step,
-        files=tuple(PendingFile(name=one.name, size=one.size, mtime_ns=one.mtime_ns, sha256=known.get(one.name, ""),
-                                linked=one.linked) for one in data),
-    )  # fmt: skip
+    made = replace(wanted, files=tuple(replace(one, sha256=known.get(one.name, "")) for one in data))
     flush_directory(entry / FILES)
     write_small(entry / TICKET, made.to_bytes())
     flush_directory(entry)
@@ -153,14 +159,15 @@ def _recorded(run: Path, names: list[str]) -> dict[str, str]:
 
 
 def forget(pending: Pending) -> None:
-    """Let go of what was held of a checkpoint that is confirmed: its ticket first."""
-    (pending.entry / TICKET).unlink()
-    flush_directory(pending.entry)
-    shutil.rmtree(pending.entry)
+    """Let go of what was held of a checkpoint that is confirmed, its ticket first; the next sweep takes the rest."""
+    (pending.entry / TICKET).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        flush_directory(pending.entry)
+    shutil.rmtree(pending.entry, ignore_errors=True)
 
 
-def sweep(staging: Path) -> None:
-    """Remove what a killed uploader had begun to hold, or to let go of."""
-    for entry in staging.iterdir():
-        if ticket_of(entry) is None and entry.is_dir() and entry.name.partition("-")[0].isdigit():
-            shutil.rmtree(entry)
+def sweep(run: Path) -> None:
+    """Remove what a killed uploader had begun to hold, or to let go of: what has no ticket."""
+    for entry in entries_in(run):
+        if not has_ticket(entry) and entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)

@@ -114,15 +114,16 @@ def _in_order(pending: Pending) -> Iterator[list[PendingFile]]:
 
 def _one(pending: Pending, file: PendingFile, to: Path) -> Sent:
     """Send a file, and make sure that what is there now is what was saved."""
-    source, target = LocalFile(pending.source(file)), to / file.name
+    target = to / file.name
     if not is_remote(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    _check_held(source, file)
+    _check_held(pending.source(file), file)
+    source = LocalFile(pending.source(file))
     if has_file(target):
         return _the_same(source, target, file, to)  # or somebody else's
     with staged_for(target, force=False, nbytes=file.size) as place:
         digest, tags = _poured(source, place, file.size)
-        _check_held(source, file)
+        _check_held(source.path, file)
         if file.sha256 and digest != file.sha256:
             raise CorruptError(f"{source.path}: its SHA-256 is not the one on record; it is not uploaded")
         place.publish()
@@ -145,11 +146,14 @@ def _the_same(source: LocalFile, target: Path, file: PendingFile, to: Path) -> S
     return Sent(to=str(to), name=file.name, size=file.size, sha256=digest, tag=getattr(there, "tag", ""))
 
 
-def _check_held(source: LocalFile, file: PendingFile) -> None:
-    found = source.path.lstat()
+def _check_held(path: Path, file: PendingFile) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise ChangedError(f"{path}: it is gone, and was to be uploaded", hint=_OWN_NAME) from None
     if (found.st_size, found.st_mtime_ns) != (file.size, file.mtime_ns):
         raise ChangedError(
-            f"{source.path}: it was written over in place while it waited to be uploaded: it is not what was saved",
+            f"{path}: it was written over in place while it waited to be uploaded: it is not what was saved",
             hint=_OWN_NAME,
         )
 

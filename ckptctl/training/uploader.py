@@ -4,42 +4,31 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
-import sys
-import threading
 import time
-import warnings
-from concurrent.futures import Future
+import weakref
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import ChangedError, CkptctlError, UnreadableError, UsageError, counted
+from ckptctl.errors import CkptctlError, UnreadableError, UsageError, counted
 from ckptctl.runs import step_in_name
-from ckptctl.runs.pending import STAGING, TICKET, Pending, pending_in
+from ckptctl.runs.pending import STAGING, entries_in, has_ticket, number_of, ticket_of
 from ckptctl.storage import address, is_remote, is_writable
 from ckptctl.storage.directory import Directory
 from ckptctl.training.at_exit import closed_at_exit
-from ckptctl.training.snapshot import forget, sweep, taken
-from ckptctl.training.transfer import Uploaded, send
+from ckptctl.training.snapshot import sweep, taken
+from ckptctl.training.upload_queue import UploadQueue, warn
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from types import TracebackType
 
-_LONGEST_PAUSE = 300.0
+    from ckptctl.runs.pending import Pending
+    from ckptctl.training.transfer import Uploaded
+    from ckptctl.training.upload_queue import Job
 
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """One checkpoint in the queue: `due` is when it is tried, `error` why it was not sent so far."""
-
-    pending: Pending
-    future: Future[Uploaded] = field(default_factory=Future)
-    due: float = 0.0
-    tries: int = 0
-    error: CkptctlError | None = None
-    urgent: bool = False
+_open: weakref.WeakSet[Uploader] = weakref.WeakSet()
 
 
 class Uploader:
@@ -87,39 +76,35 @@ class Uploader:
         at_once: int = 2,
         pause: float = 1.0,
     ) -> None:
-        self.run, self.to = Path(os.path.abspath(run)), address(to)  # noqa: PTH100  # links stay
+        self.run, where = Path(os.path.abspath(run)), address(to)  # noqa: PTH100  # links stay
+        self.to = where if is_remote(where) else Path(os.path.abspath(where))  # noqa: PTH100
         if not is_writable(self.to):
             raise UsageError(f"{self.to}: nothing is written there, only to buckets and directories")
         if not is_remote(self.to) and self.to.resolve() == self.run.resolve():
             raise UsageError(f"{self.to}: this is the run itself", hint="name a bucket or another directory")
-        self.anchor_every, self.drain_seconds, self.pause = anchor_every, drain_seconds, pause
-        self.at_once = max(at_once, 1)
+        self.anchor_every, self.drain_seconds = anchor_every, drain_seconds
         staging = self.run / STAGING
         staging.mkdir(parents=True, exist_ok=True)
-        self._held = Directory(staging)
-        try:
-            self._held.lock(needed=False, other="another uploader is at work here")
-        except BaseException:
-            self._held.__exit__(None, None, None)
-            raise
-        self._changed = threading.Condition()
-        self._jobs: list[_Job] = []
-        self._failed: list[_Job] = []
-        self._closed = False
         self._last_step = -1
-        sweep(staging)
-        found = pending_in(self.run)
-        self._numbers = itertools.count(max((one.number for one in found), default=0) + 1)
-        self._jobs += [_Job(one) for one in found]
-        self._thread = threading.Thread(target=self._work, name="ckptctl-uploader", daemon=True)
-        self._thread.start()
+        self._held = ExitStack()
+        directory = self._held.enter_context(Directory(staging))
+        try:
+            directory.lock(needed=False, other="another uploader is at work here")
+            sweep(self.run)
+            entries = entries_in(self.run)
+            found = [one for entry in entries if (one := self._found_again(entry))]
+        except BaseException:
+            self._end()
+            raise
+        self._numbers = itertools.count(max(map(number_of, entries), default=0) + 1)
+        self._queue = UploadQueue(self.to, found, at_once=max(at_once, 1), pause=pause, at_end=self._end)
+        _open.add(self)
         closed_at_exit(self, "")
 
     @property
     def pending(self) -> tuple[str, ...]:
         """The names of what is not confirmed, in the order of the queue; what cannot succeed is among them."""
-        with self._changed:
-            return tuple(job.pending.name for job in (*self._jobs, *self._failed))
+        return self._queue.names
 
     def upload(
         self, path: str | os.PathLike[str], *, step: int | None = None, wait: bool | None = None
@@ -142,17 +127,14 @@ class Uploader:
         CkptctlError
             It is waited for, and cannot be sent; the class says why.
         """
-        if self._closed:
-            raise UsageError("this uploader was closed")
         target = Path(os.path.abspath(path))  # noqa: PTH100  # links stay
         if target.parent != self.run or target.name.startswith(".ckptctl-"):
             raise UsageError(f"{target}: no checkpoint in {self.run}")
         step = step_in_name(target.name) if step is None else step
         urgent = self._is_anchor(step) if wait is None else wait
-        job = _Job(taken(self.run, target.name, next(self._numbers), step), urgent=urgent)
-        with self._changed:
-            self._jobs.append(job)
-            self._changed.notify_all()
+        self._check_open()
+        pending = taken(self.run, target.name, next(self._numbers), step, str(self.to))
+        job = self._queue.add(pending, urgent=urgent)
         if urgent:
             self._wait_for(job)
         return job.future
@@ -165,11 +147,7 @@ class Uploader:
         CkptctlError
             Something is not: the message says how much, and why. It stays queued on disk.
         """
-        until = time.monotonic() + (self.drain_seconds if seconds is None else seconds)
-        with self._changed:
-            while self._jobs and time.monotonic() < until:
-                self._changed.wait(max(until - time.monotonic(), 0.0))
-            left = [*self._failed, *self._jobs]
+        left = self._queue.wait(time.monotonic() + (self.drain_seconds if seconds is None else seconds))
         if not left:
             return
         why = next((job.error for job in left if job.error), None)
@@ -181,14 +159,10 @@ class Uploader:
     def close(self) -> None:
         """Wait for what is queued, as `drain` does, and end."""
         try:
-            if not self._closed:
+            if not self._queue.closed:
                 self.drain()
         finally:
-            with self._changed:
-                ended, self._closed = self._closed, True
-                self._changed.notify_all()
-            if not ended:
-                self._thread.join(0.5)  # an upload that hangs is not waited for; it holds the lock until it ends
+            self._queue.close(0.5)  # an upload that hangs holds the lock until it ends
 
     def __enter__(self) -> Uploader:  # noqa: PYI034  # Self came with Python 3.11
         return self
@@ -197,6 +171,34 @@ class Uploader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _found_again(self, entry: Path) -> Pending | None:
+        """Return what is held there, if it is to be sent by this uploader."""
+        if not has_ticket(entry):
+            return None  # what could not be removed
+        try:
+            found = ticket_of(entry)
+        except CkptctlError as error:
+            warn(f"{error.message}; what is held there is kept, and not uploaded")
+            return None
+        if found.to != str(self.to):
+            warn(f"{found.name} waits to be uploaded to {found.to}; an uploader to there goes on with it")
+            return None
+        return found
+
+    def _check_open(self) -> None:
+        if self._queue.closed:
+            raise UsageError("this uploader was closed", hint="a forked process has none of its own")
+
+    def _end(self) -> None:
+        """Let go of the run."""
+        _open.discard(self)
+        self._held.close()
+
+    def end_in_child(self) -> None:
+        """End it in the child of a fork, which does not have its thread, and must not keep its lock."""
+        self._queue.end_in_child()
+        self._held.close()
 
     def _is_anchor(self, step: int | None) -> bool:
         if not self.anchor_every or step is None:
@@ -209,7 +211,7 @@ class Uploader:
             before = max(known, default=0)
         return step // self.anchor_every > before // self.anchor_every
 
-    def _wait_for(self, job: _Job) -> None:
+    def _wait_for(self, job: Job) -> None:
         try:
             job.future.result(timeout=self.drain_seconds)
         except (TimeoutError, FutureTimeout):
@@ -218,65 +220,10 @@ class Uploader:
                 f"{self.to / job.pending.name}: not uploaded yet: {why}", hint="it stays queued"
             ) from None
 
-    def _work(self) -> None:
-        try:
-            while job := self._next():
-                self._try(job)
-        finally:
-            self._held.__exit__(None, None, None)
 
-    def _try(self, job: _Job) -> None:
-        if not (job.pending.entry / TICKET).exists():
-            self._give_up(job, ChangedError(f"{job.pending.entry}: what was held of it is gone"))
-            return
-        try:
-            done = send(job.pending, self.to, at_once=self.at_once)
-            forget(job.pending)
-        except UnreadableError as error:
-            self._again(job, error)
-        except CkptctlError as error:
-            self._give_up(job, error)
-        except BaseException as error:  # noqa: BLE001  # whoever waits for it is told
-            self._give_up(job, UnreadableError(f"{self.to}: {type(error).__name__}: {error}"))
-        else:
-            with self._changed:
-                self._jobs.remove(job)
-                self._changed.notify_all()
-            job.future.set_result(done)
-
-    def _next(self) -> _Job | None:
-        """Return the next job that is due: anchors first, then in their order; None at the end."""
-        with self._changed:
-            while not self._closed:
-                now = time.monotonic()
-                ready = [job for job in self._jobs if job.due <= now]
-                if ready:
-                    return next((job for job in ready if job.urgent), ready[0])
-                self._changed.wait(max(min((job.due for job in self._jobs), default=now + 60.0) - now, 0.01))
-        return None
-
-    def _again(self, job: _Job, error: CkptctlError) -> None:
-        pause = min(self.pause * 2**job.tries, _LONGEST_PAUSE) * random.uniform(0.8, 1.2)  # noqa: S311  # not a secret
-        with self._changed:
-            job.error, job.tries, job.due = error, job.tries + 1, time.monotonic() + pause
-            self._changed.notify_all()
-        if job.tries & (job.tries - 1) == 0:  # the first time, the second, the fourth, …
-            attempts = counted(job.tries, "attempt")
-            _warn(f"{job.pending.name} is not uploaded after {attempts}: {error.message}; again in {pause:.0f} s")
-
-    def _give_up(self, job: _Job, error: CkptctlError) -> None:
-        with self._changed:
-            job.error = error
-            self._jobs.remove(job)
-            self._failed.append(job)
-            self._changed.notify_all()
-        _warn(f"{job.pending.name} is not uploaded: {error.message}; it stays queued")
-        job.future.set_exception(error)
+def _end_in_child() -> None:
+    for one in list(_open):
+        one.end_in_child()
 
 
-def _warn(text: str) -> None:
-    """Warn from the thread that sends, which is to live on even where warnings are errors."""
-    try:
-        warnings.warn(text, UserWarning, stacklevel=2)
-    except UserWarning:
-        sys.stderr.write(f"ckptctl: {text}\n")
+os.register_at_fork(after_in_child=_end_in_child)

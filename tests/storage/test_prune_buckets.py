@@ -466,4 +466,4 @@ def test_it_takes_few_requests_even_of_many(tmp_path):
     store = filled(run)
     store.calls.clear()
     assert prune()[0].count == 38
-    assert len(store.calls) < 38 * 20
+    assert len(store.calls) < 38 * 25  # what was set aside is looked at once more before it is deleted

@@ -34,7 +34,7 @@ from ckptctl.errors import (
 )
 from ckptctl.ops.verify import verify
 from ckptctl.retention import Policy
-from ckptctl.runs.pending import STAGING, pending_in
+from ckptctl.runs.pending import STAGING, waiting_in
 from ckptctl.storage import address
 from ckptctl.training import Uploader, load, prune, save
 from tests.samples import CORPUS, HERE
@@ -135,7 +135,7 @@ def test_into_a_directory(run, tmp_path):
         with pytest.raises(ExistsError, match="1 checkpoint not uploaded"):
             again.drain()
         shutil.rmtree(run / STAGING)
-        again._failed.clear()
+        again._queue._failed.clear()
 
 
 def test_files_of_ranks_and_nested_directories(run):
@@ -208,7 +208,7 @@ def test_something_else_that_is_there_is_never_replaced(run, where):
         uploader.close()
     assert store.read(where) == b"theirs"
     assert not any(key.endswith("SHA256SUMS") for key in store.keys)
-    assert [one.name for one in pending_in(run)] == [made.name]
+    assert waiting_in(run) == {made.name}
     with warned("is not uploaded"), pytest.raises(ExistsError):
         Uploader(run, TO).close()  # it is still queued, and said again
 
@@ -360,7 +360,7 @@ def test_the_queue_is_found_again(run):
     with pytest.raises(LockedError):  # the old one is still sending
         Uploader(run, TO)
     go.set()
-    uploader._thread.join(20)
+    uploader._queue._thread.join(20)
     with Uploader(run, TO) as again:
         assert set(again.pending) <= {"step_5.safetensors", "checkpoint-10"}
     assert not list((run / STAGING).iterdir())
@@ -476,7 +476,7 @@ def test_a_process_that_is_killed_anywhere_loses_nothing_and_leaves_nothing_half
         start()
         there = {one["path"] for batch in obstore.list(server) for one in batch}
         sealed = {key for key in there if key.endswith((".sha256", "SHA256SUMS"))}
-        waiting = {one.name for one in pending_in(run)}
+        waiting = waiting_in(run)
         for name in names:
             mark = f"run/{name}.sha256" if (run / name).is_file() else f"run/{name}/SHA256SUMS"
             assert mark in sealed or name in waiting, name
@@ -486,7 +486,7 @@ def test_a_process_that_is_killed_anywhere_loses_nothing_and_leaves_nothing_half
     for name in names:
         start()
         assert verify(address(f"s3://up-load/run/{name}")).bytes.value == "verified"
-    assert not pending_in(run)
+    assert not waiting_in(run)
 
 
 def test_the_end_of_a_program_waits_for_what_is_queued(server, run):

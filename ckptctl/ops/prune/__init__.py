@@ -9,14 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ckptctl.errors import CkptctlError, ExistsError, PolicyError, UnknownFormatError, UnreadableError, UnsupportedError
-from ckptctl.layouts.deltas import stated_base
+from ckptctl.layouts.deltas import stated_bases
 from ckptctl.ops.prune.carry_out import CarryOut, PruneReport
 from ckptctl.ops.prune.group import Group
 from ckptctl.ops.prune.plan import PrunePlan, directories_below, plan_prune
 from ckptctl.ops.prune.settings import Settings
 from ckptctl.runs import is_run
 from ckptctl.runs.trash import restore, trash_in
-from ckptctl.storage import is_writable, unreadable
+from ckptctl.storage import has_file, is_writable, unreadable
 from ckptctl.storage.directory import open_directory
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _TRIES = 3
-__all__ = ["Group", "PrunePlan", "PruneReport", "Pruning", "Settings", "restore_from_trash"]
+__all__ = ["Group", "PrunePlan", "PruneReport", "Pruning", "Settings", "missing_bases", "restore_from_trash"]
 
 
 class Pruning:
@@ -190,7 +190,12 @@ def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool
             return (directory.path / name,)
         back = list(restore(directory, name))
         for restored in back:  # it grows: a delta is nothing without its bases
-            base = stated_base(directory.path / restored)
-            if base and directory.stat(base) is None and any(base == trash.name for trash in trash_in(directory)):
-                back += restore(directory, base)
+            for base in missing_bases(directory.path / restored):
+                if base not in back and any(base == trash.name for trash in trash_in(directory)):
+                    back += restore(directory, base)
         return tuple(directory.path / restored for restored in back)
+
+
+def missing_bases(path: Path) -> tuple[str, ...]:
+    """Return the names of the files beside it that a checkpoint needs and that are not there."""
+    return tuple(base for base in stated_bases(path) if not has_file(path.with_name(base)))

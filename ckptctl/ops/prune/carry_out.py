@@ -10,9 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnreadableError
+from ckptctl.ops.prune.needs import needed_in_trash, needed_since
 from ckptctl.ops.prune.protection import survey_of
+from ckptctl.runs.pending import waiting_in
 from ckptctl.runs.pointers import pointers_above, pointers_in
-from ckptctl.runs.trash import companions, discard, leftovers, trash_in
+from ckptctl.runs.trash import companions, discard, leftovers, restore, trash_in
 from ckptctl.storage.daemons import Daemons
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ _BATCH, _ENOUGH = 16, 3
 _pool = Daemons(4, "ckptctl-prune")
 """Threads that nobody waits for: a store may hang, and what they do is trash."""
 _LOOK_AGAIN = 1.0
-"""Seconds after which links and marks are looked at anew, while a long prune goes on."""
+"""Seconds after which links, marks and deltas are looked for anew, while a long prune goes on; `_SHARE` of the time."""
+_SHARE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +61,11 @@ class CarryOut:
         self.emptied: list[str] = []
         self.errors: list[str] = []
         self.count = self.freed = 0
-        self._held: frozenset[str] = frozenset()
-        self._looked = -_LOOK_AGAIN
+        self._held: dict[str, str] = {}
+        self._in_trash: dict[str, datetime] = {}
+        self._renamed: list[tuple[CheckpointInfo, tuple[Trash, ...], bool]] = []
+        self._full = False
+        self._looked, self._every = -_LOOK_AGAIN, _LOOK_AGAIN
         self._unreachable = 0
         self._left: list[CheckpointInfo] = []
 
@@ -74,12 +80,12 @@ class CarryOut:
 
     def _carry_out(self) -> None:
         victims = list(self.plan.victims)
-        while victims:
-            trash = list(self._discarded(victims))
-            if trash:
+        while victims or self._renamed:
+            if victims and self._discard_some(victims):
                 self.directory.flush()
-            if not self.keep_trash:
-                self._empty(trash)
+            if not victims or self._full or self._is_time_to_look:
+                self._look()
+                self._settle()
 
     def report(self) -> PruneReport:
         """Return what has been done so far."""
@@ -99,47 +105,107 @@ class CarryOut:
                 discard(self.directory, [name], of.deadline, for_good=of.deadline <= self.now)
         if left:
             self.directory.flush()
-        due = [one for one in trash_in(self.directory) if one.deadline <= self.now]
+        stuck = self._bring_back([one for one in trash_in(self.directory) if one.deadline <= self.now])
+        trash = trash_in(self.directory)
+        self._in_trash = needed_in_trash(self.directory) if trash else {}
+        due = [
+            one
+            for one in trash
+            if one.deadline <= self.now and one not in stuck and self._in_trash.get(one.name, self.now) <= self.now
+        ]
         self.emptied += [one.name for one in self._empty(due)]
 
-    def _discarded(self, victims: list[CheckpointInfo]) -> Iterator[Trash]:
-        """Take some from the front of `victims` and rename them, each after a last look at it."""
-        for done in range(_BATCH):
+    def _bring_back(self, due: list[Trash]) -> list[Trash]:
+        """Bring back what a prune that was killed had renamed although something needs it; return what cannot come."""
+        going = {info.path.name for info in self.plan.victims}
+        deltas = {name: bases for name, bases in self.plan.bases.items() if name not in going}
+        needed = {base: name for name, bases in deltas.items() for base in bases}
+        stuck = []
+        for one in due:
+            if one.name in needed and self.directory.stat(one.name) is None:
+                with self._noting(f"{one.name}: {{}}; it stays in the trash"):
+                    stuck.append(one)
+                    restore(self.directory, one.entry)
+                    stuck.remove(one)
+                    self.errors.append(f"{one.name}: it is the base of {needed[one.name]}; brought back from the trash")
+        return stuck
+
+    def _discard_some(self, victims: list[CheckpointInfo]) -> bool:
+        """Take some from the front of `victims` and rename them, each after a last look at it; say if any was."""
+        before = len(self._renamed)
+        for _ in range(_BATCH):
             if not victims:
-                return
-            before = self.count
+                break
+            known = len(self._renamed)
             with self._noting(f"{victims[0].path.name}: {{}}; left alone"):
                 try:
-                    yield from self._discard(victims[0])
+                    self._discard(victims[0])
                 except OSError as error:
-                    if error.errno == errno.ENOSPC and done:
-                        return  # a longer name may need room in the directory, which the others give once they are gone
+                    if error.errno == errno.ENOSPC and self._renamed:
+                        self._full = True  # a longer name may need room in the directory, which the others give
+                        break
                     raise
-            if self.count == before:
+            if len(self._renamed) == known:
                 self._left.append(victims[0])
             del victims[0]
+        return len(self._renamed) > before
 
-    def _discard(self, info: CheckpointInfo) -> tuple[Trash, ...]:
+    def _discard(self, info: CheckpointInfo) -> None:
         names = [path.name for path in info.paths]
         why = self._changed(info, names)
         if why:
             raise OSError(errno.EBUSY, why)
         every = [*names, *companions(self.directory, names)]
-        trash = discard(self.directory, every, self.deadline, for_good=not self.keep_trash)
+        until = max(self._in_trash.get(name, self.deadline) for name in names)
+        keep = self.keep_trash or until > self.now
+        trash = discard(self.directory, every, max(until, self.deadline), for_good=not keep)
+        self._renamed.append((info, trash, keep))
         self.deleted += info.paths
         self.count += 1
-        return trash
+
+    def _settle(self) -> None:
+        """Delete what was renamed before the last look for good, but give back what that look found to be needed."""
+        renamed, self._renamed, self._full = self._renamed, [], False
+        gone: list[Trash] = []
+        for info, trash, keep in renamed:
+            why = next((self._held[path.name] for path in info.paths if path.name in self._held), "")
+            if not why:
+                gone += [] if keep else trash
+                continue
+            self.deleted = [path for path in self.deleted if path not in info.paths]
+            self.count -= 1
+            with self._noting(f"{info.path.name}: {why}, and cannot be brought back from the trash: {{}}"):
+                for one in reversed(trash):
+                    self.directory.bring_back(one.entry, one.name)
+                self.errors.append(f"{info.path.name}: {why}; brought back")
+                self.directory.flush()
+        self._empty(gone)
+
+    @property
+    def _is_time_to_look(self) -> bool:
+        return time.monotonic() - self._looked >= self._every
+
+    def _look(self) -> None:
+        """Look anew at what points at checkpoints, needs them, or is to be uploaded."""
+        began, path = time.monotonic(), self.directory.path
+        self.directory.look_anew()
+        pointers = (*pointers_in(path), *pointers_above(path))
+        self._held = {one.target: "something points at it by now" for one in pointers}
+        self._held |= dict.fromkeys(waiting_in(path), "its upload is not confirmed")
+        needed = needed_since(self.directory, self.plan.seen)
+        self._held |= {base: f"it is the base of {name}, which was saved meanwhile" for base, name in needed.items()}
+        self._looked = time.monotonic()
+        self._every = max(_LOOK_AGAIN, _SHARE * (self._looked - began))
 
     def _changed(self, info: CheckpointInfo, names: Sequence[str]) -> str:
         """Say why something must not be deleted after all; empty if it may be."""
-        if time.monotonic() - self._looked >= _LOOK_AGAIN:
-            path = self.directory.path
-            self.directory.look_anew()
-            self._held = frozenset(one.target for one in (*pointers_in(path), *pointers_above(path)))
-            self._looked = time.monotonic()
-        if any(name in self._held for name in names):
-            return "something points at it by now"
-        delta = next((one.path.name for one in self._left if not set(names).isdisjoint(one.bases)), "")
+        if self._is_time_to_look:
+            self._look()
+        held = next((self._held[name] for name in names if name in self._held), "")
+        if held:
+            return held
+        left = (one.path.name for one in self._left)
+        delta = next((one for one in left if not set(names).isdisjoint(self.plan.bases.get(one, ()))), "")
         if delta:
             return f"it is the base of {delta}, which stays"
         if any(self.directory.stat(f"{name}.keep") for name in names):

@@ -10,6 +10,7 @@ from ckptctl.checks.structure import look
 from ckptctl.errors import PolicyError, UnreadableError
 from ckptctl.model.run import State
 from ckptctl.ops.prune.group import Group, kept_of, resolved, victims_of
+from ckptctl.ops.prune.needs import bases_in, seen_in
 from ckptctl.ops.prune.protection import protected, survey_of
 from ckptctl.retention import Action, decide
 from ckptctl.runs import (
@@ -25,7 +26,7 @@ from ckptctl.runs.trash import companions, trash_in
 from ckptctl.storage.survey import Survey, freed_by
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
     from datetime import datetime
     from pathlib import Path
 
@@ -46,7 +47,8 @@ class PrunePlan:
 
     `surveys` tell each file or directory that is to be deleted from what may have its name later; `newest` names
     the newest complete checkpoint that remains of each family; `frees` is how many bytes on disk the deletions give;
-    `trash` lies there already; `notices` are what is worth saying of where the directory lies.
+    `trash` lies there already; `notices` are what is worth saying of where the directory lies. `bases` has what each
+    delta needs, `seen` which files were there to be one.
     """
 
     path: Path
@@ -55,6 +57,8 @@ class PrunePlan:
     newest: Mapping[str, str]
     frees: int
     trash: tuple[Trash, ...]
+    bases: Mapping[str, tuple[str, ...]]
+    seen: Mapping[str, Hashable]
     notices: tuple[str, ...] = ()
 
     @property
@@ -63,7 +67,7 @@ class PrunePlan:
         found = [info for group in self.groups for info in victims_of(group.decisions)]
         if len(self.groups) > 1:
             found.sort(key=lambda info: info.saved_at)
-        return tuple(sorted(found, key=lambda info: -len(info.bases)))
+        return tuple(sorted(found, key=lambda info: -len(self.bases.get(info.path.name, ()))))
 
     def only(self, again: PrunePlan) -> PrunePlan:
         """Return what another plan, made later, has in common with this one: its own view, but no further victims."""
@@ -109,9 +113,11 @@ def plan_prune(directory: Held, settings: Settings, now: datetime) -> PrunePlan:
     if unread:
         message = f"{directory.path}: {unread} may say which checkpoint counts, and cannot be read; nothing is deleted"
         raise UnreadableError(message)
+    seen = seen_in(directory)
     runs = runs_in(directory.path)
     groups = tuple(_group(run, settings, now) for run in runs)
-    groups = protected(directory, groups)
+    bases = bases_in(directory, groups)
+    groups = protected(directory, groups, bases)
     surveys = {
         name: survey_of(directory, name)
         for group in groups
@@ -131,6 +137,8 @@ def plan_prune(directory: Held, settings: Settings, now: datetime) -> PrunePlan:
         newest={group.run.family: kept[-1].path.name for group in groups if (kept := kept_of(group.decisions))},
         frees=freed_by([*surveys.values(), *beside]),
         trash=trash_in(directory),
+        bases=bases,
+        seen=seen,
         notices=directory.notices,
     )
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
 from ckptctl.layouts import open_checkpoint
-from ckptctl.layouts.deltas import stated_base
 from ckptctl.ops.prune.group import victims_of
 from ckptctl.retention import Action
 from ckptctl.runs import may_be_of_a_run
-from ckptctl.runs.pending import pending_in
+from ckptctl.runs.pending import waiting_in
 from ckptctl.runs.pointers import links_within, pointers_above, pointers_in
 from ckptctl.storage.set_aside import PREFIX
 
@@ -26,13 +25,16 @@ if TYPE_CHECKING:
     from ckptctl.storage.survey import Survey
 
 
-def protected(directory: Held, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-    """Keep what must never be removed: what holds a run or a mount, and what something that stays leads into."""
+def protected(directory: Held, groups: tuple[Group, ...], bases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
+    """Keep what must never be removed: what holds a run or a mount, and what something that stays leads into, or needs.
+
+    `bases` says what each delta needs.
+    """
     victims = {path.name: info for group in groups for info in victims_of(group.decisions) for path in info.paths}
     if not victims:
         return groups
     why: dict[str, str] = {name: found for name in victims if (found := _untouchable(directory, name))}
-    why |= {one.name: "its upload is not confirmed" for one in pending_in(directory.path) if one.name in victims}
+    why |= dict.fromkeys(waiting_in(directory.path) & victims.keys(), "its upload is not confirmed")
     pointers = [*pointers_in(directory.path), *pointers_above(directory.path)]
     why |= {one.target: one.name for one in pointers if one.target in victims}
     todo = [name for name in directory.names() if name not in victims and not name.startswith(PREFIX)]
@@ -47,27 +49,22 @@ def protected(directory: Held, groups: tuple[Group, ...]) -> tuple[Group, ...]:
             if pointer.target in victims and pointer.target not in why:
                 why[pointer.target] = f"{pointer.name} leads into it"
                 todo += _slot_names(victims, [pointer.target])
-    why |= _bases(directory, groups, victims, why)
+    why |= _bases(bases, victims, why)
     return tuple(
         replace(group, decisions=tuple(_kept_back(decision, why) for decision in group.decisions)) for group in groups
     )
 
 
 def _bases(
-    directory: Held, groups: tuple[Group, ...], victims: Mapping[str, CheckpointInfo], why: Mapping[str, str]
+    needed: Mapping[str, tuple[str, ...]], victims: Mapping[str, CheckpointInfo], why: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return which victims are the base of something that stays, also of what is damaged or has no name of a run."""
-    every = [decision.checkpoint for group in groups for decision in group.decisions]
+    """Return which victims are the base of something that stays."""
     going = {
         path.name
         for info in victims.values()
         for path in info.paths
         if not any(other.name in why for other in info.paths)
     }
-    known = {path.name for info in every if info.complete for path in info.paths}
-    needed = {info.path.name: info.bases for info in every}
-    others = [name for name in directory.names() if name not in known and name.endswith(".safetensors")]
-    needed |= {name: (base,) for name in others if (base := stated_base(directory.path / name))}
     staying = [name for name in needed if name not in going]
     found: dict[str, str] = {}
     while staying:
