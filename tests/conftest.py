@@ -11,12 +11,26 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ckptctl.cli.app import main
+from ckptctl.model import Finding
+from ckptctl.model.causes import CAUSES
 
 CORPUS = Path(__file__).parent / "corpus" / "data"
 
 settings.register_profile("default", max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("long", max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+_made = Finding.__init__
+
+
+def _known(self: Finding, **fields: object) -> None:
+    """Whatever a test provokes is in the reference, with what it means."""
+    assert fields["slug"] in CAUSES, fields["slug"]
+    _made(self, **fields)
+
+
+Finding.__init__ = _known
 
 
 @dataclass(frozen=True)

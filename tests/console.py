@@ -24,8 +24,7 @@ def rendered(page: str) -> str:
     """Return a page with the output of every example as it is now. What they write is gone afterwards."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "tests").symlink_to(ROOT / "tests")
-        _make_run(Path(directory) / "runs" / "gpt2")
+        prepared(Path(directory))
         os.chdir(directory)
         try:
             return _BLOCK.sub(lambda block: block[1] + _run(block[2]) + block[3], page)
@@ -33,8 +32,10 @@ def rendered(page: str) -> str:
             os.chdir(before)
 
 
-def _make_run(directory: Path) -> None:
-    """A run that may be pruned, saved step by step."""
+def prepared(place: Path) -> None:
+    """Make what the examples are about: the corpus, and a run that may be pruned, saved step by step."""
+    (place / "tests").symlink_to(ROOT / "tests")
+    directory = place / "runs" / "gpt2"
     shutil.copytree(ROOT / "tests" / "corpus" / "data" / "transformers" / "trainer_run", directory)
     for path in directory.rglob("*"):
         seconds = 1e9 + int(path.relative_to(directory).parts[0].rpartition("-")[2] or 0)

@@ -12,6 +12,7 @@ from ckptctl.cli.app import COMMANDS
 from ckptctl.formats import FORMATS
 from ckptctl.formats._foreign import _NAMED, _PACKED, _ZIPPED
 from ckptctl.layouts import LAYOUTS
+from ckptctl.model.causes import CAUSES
 from tests.matrix import table
 from tests.scale import scale_page
 
@@ -72,6 +73,19 @@ def errors_page() -> str:
     return "\n".join(lines)
 
 
+def findings_page() -> str:
+    """Every finding: what is behind it, and what helps."""
+    lines = ["# Findings", "", _NOTICE]
+    lines += [
+        "What `verify` reports has a slug, in the terminal behind its aspect (`bytes/bad-crc`), under `--json` as `slug`, with",
+        "",
+    ]
+    lines[-1:] = ["what helps as `hint`. [What verify looks at](verify.md) says which damage it finds.", ""]
+    lines += ["| slug | what is behind it | what helps |", "| --- | --- | --- |"]
+    lines += [f"| `{slug}` | {cause.means} | {cause.cure} |" for slug, cause in CAUSES.items()]
+    return "\n".join([*lines, ""])
+
+
 def commands_page() -> str:
     """The help of every command."""
     lines = ["# Commands", "", _NOTICE]
@@ -102,6 +116,7 @@ def _help(command: str) -> str:
 PAGES = {
     "reference/formats.md": formats_page,
     "reference/errors.md": errors_page,
+    "reference/findings.md": findings_page,
     "reference/commands.md": commands_page,
     "reference/verify.md": verify_page,
     "scale.md": lambda: scale_page((DOCS / "scale.md").read_text()),

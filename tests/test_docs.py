@@ -10,6 +10,7 @@ from ckptctl.checks.resumable import ResumeItem, ResumeReport
 from ckptctl.cli.app import COMMANDS
 from ckptctl.formats import FORMATS
 from ckptctl.layouts import LAYOUTS
+from ckptctl.model.causes import CAUSES
 from ckptctl.ops.diff import DiffReport, ModuleDiff, Renaming, Side, TensorDiff, TensorLine, TieDiff, ValueDiff
 from ckptctl.ops.inspect import InspectReport, TensorRow
 from ckptctl.ops.verify import VerifyReport
@@ -18,6 +19,7 @@ from ckptctl.tensors.measure import Measures
 from tests.console import PAGES as EXAMPLES
 from tests.console import ROOT, rendered
 from tests.docs_pages import DOCS, PAGES, error_classes
+from tests.pictures import PICTURES, SHOWN, picture
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -57,6 +59,13 @@ def test_every_field_of_the_json_is_described():
     assert [f.name for kind in kinds for f in fields(kind) if f"`{f.name}`" not in text] == []
 
 
+def test_every_cause_is_one_that_the_code_finds():
+    code = [path.read_text() for path in (ROOT / "ckptctl").rglob("*.py") if path.name != "causes.py"]
+    errors = {kind.slug for kind in error_classes()}
+    made = {slug for slug in CAUSES if any(f'"{slug}"' in text for text in code)} | errors
+    assert set(CAUSES) - made == {"foreign-global", "dangerous-global"}  # of the level, see `checks.safety`
+
+
 def test_every_error_class_has_a_test_of_its_own():
     """Each slug is provoked by name or class somewhere in the tests."""
     source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
@@ -75,3 +84,8 @@ def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_pictures_show_what_the_commands_print(name):
+    assert (PICTURES / f"{name}.svg").read_text() == picture(name)

@@ -141,9 +141,11 @@ def _identity(one: FileBytes) -> list[object]:
 
 
 def _written(found: Finding) -> list[str]:
-    return [found.aspect.value, found.severity.value, found.slug, found.where, found.message]
+    return [found.aspect.value, found.severity.value, found.slug, found.where, found.message, found.advice]
 
 
 def _read(raw: list[str]) -> Finding:
-    aspect, severity, slug, where, message = raw
-    return Finding(aspect=Aspect(aspect), severity=Severity(severity), slug=slug, where=where, message=message)
+    aspect, severity, slug, where, message, advice = raw
+    return Finding(
+        aspect=Aspect(aspect), severity=Severity(severity), slug=slug, where=where, message=message, advice=advice
+    )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ckptctl.checks.beside import beside, not_looked_at
 from ckptctl.checks.marks import unfinished_marks
 from ckptctl.errors import CkptctlError, MissingExtraError, UnknownFormatError, UnreadableError, UnsupportedError
 from ckptctl.layouts import open_checkpoint
 from ckptctl.model import Aspect, Component, Finding, Severity
-from ckptctl.storage import open_file
 from ckptctl.values import as_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ckptctl.model import Checkpoint
@@ -26,13 +25,11 @@ _WRONG = frozenset(
 )  # fmt: skip
 """What is odd to a reader that can go on, and wrong in a checkpoint that is to be trusted."""
 _UNSEEN = (UnreadableError, MissingExtraError, UnsupportedError)
-_SHARD = re.compile(r"(.+?)-[0-9]{3,6}-of-[0-9]{3,6}(\.safetensors|\.bin)")
 _STEP = re.compile(
     r"(?:checkpoint-|(?:global_)?step[-_]?)([0-9]{1,18})(?:\.(?:pt|pth|ckpt|safetensors))?"
     r"|(?:.*[-_])?step=([0-9]{1,18})(?:[-_].*)?(?:-v[0-9]+)?\.ckpt"
 )
 """The names that trainers give, in which a number can be nothing but the step."""
-_MAX_JSON = 32 << 20
 _DEEPSPEED = ("param_shapes", "ds_version", "ds_config")
 
 
@@ -74,8 +71,8 @@ def look(path: Path, *, names: tuple[str, ...] | None = None) -> Looked:
     every = (*marks, *checkpoint.findings, *(finding for one in checkpoint.files for finding in one.findings))
     return Looked(
         checkpoint=checkpoint,
-        findings=(*(_judged(finding) for finding in every), *_placeholders(checkpoint), *_extra_shards(checkpoint),
-                  *_steps(checkpoint), *_documents(checkpoint.path)),
+        findings=(*(_judged(finding) for finding in every), *_placeholders(checkpoint), *_steps(checkpoint),
+                  *beside(checkpoint), *(() if names else not_looked_at(path, checkpoint))),
     )  # fmt: skip
 
 
@@ -84,9 +81,8 @@ def _judged(finding: Finding) -> Finding:
 
 
 def _of_error(path: Path, error: CkptctlError) -> Finding:
-    hint = f" ({error.hint})" if error.hint else ""
     message = error.message.removeprefix(f"{path}: ").replace(f"{path}/", "")
-    return _finding(error.kind or error.slug, path.name, f"{message}{hint}")
+    return replace(_finding(error.kind or error.slug, path.name, message), advice=error.hint or "")
 
 
 def _placeholders(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -104,19 +100,6 @@ def _placeholders(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield _finding("empty-placeholders", checkpoint.path.name, what)
 
 
-def _extra_shards(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Shards in the directory, called like those of the index, that it does not name."""
-    named = {one.range.file.path.name for one in checkpoint.files}
-    stems = {(found[1], found[2]) for name in named if (found := _SHARD.fullmatch(name))}
-    if not stems or not checkpoint.path.is_dir():
-        return
-    for name in sorted(entry.name for entry in checkpoint.path.iterdir()):
-        found = _SHARD.fullmatch(name)
-        missing = any(finding.message.startswith(f"{name} ") for finding in checkpoint.findings)
-        if found and (found[1], found[2]) in stems and name not in named and not missing:
-            yield _finding("extra-shard", name, "the index does not name this shard: it is of another save")
-
-
 def _steps(checkpoint: Checkpoint) -> Iterator[Finding]:
     """The step in a name against the one inside. The number in the name of an accelerate state counts saves."""
     step = None if checkpoint.layout == "accelerate" else checkpoint.step
@@ -128,49 +111,5 @@ def _steps(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield _finding("step-mismatch", checkpoint.path.name, what)
 
 
-def _documents(directory: Path) -> Iterator[Finding]:
-    """Yield the JSON files of a checkpoint directory that are none: cut, or never written."""
-    for path in sorted(directory.glob("*.json")) if directory.is_dir() else ():
-        if path.is_file() and not _is_json(path):
-            yield _finding("bad-json", path.name, f"{path.name} is empty, cut or not JSON")
-
-
-def _is_json(path: Path) -> bool:
-    file = open_file(path)
-    if file.size > _MAX_JSON:
-        return True  # it is not parsed here
-    text = file.range().read()
-    file.release()
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    except RecursionError:
-        return True
-    return True
-
-
 def _finding(slug: str, where: str, message: str) -> Finding:
     return Finding(aspect=Aspect.STRUCTURE, severity=Severity.ERROR, slug=slug, where=where, message=message)
-
-
-def orphan_digests(directory: Path) -> Iterator[Finding]:
-    """Yield a warning for each digest whose file is not there."""
-    names = {entry.name for entry in directory.iterdir()} if directory.is_dir() else set()
-    stems = {name.rpartition(".")[0] for name in names if not name.endswith(".sha256")} | names
-    for name in sorted(names):
-        if name.endswith(".sha256") and name.removesuffix(".sha256") not in stems:
-            warning = _finding("orphan-digest", name, "the file that this digest is of is not there")
-            yield replace(warning, severity=Severity.WARNING)
-
-
-def left_empty(names: Iterable[str]) -> Iterator[Finding]:
-    """Yield a warning for each empty directory that is called like a checkpoint, and older than a whole one."""
-    for name in names:
-        yield replace(_finding("empty", name, "an empty directory with a checkpoint's name"), severity=Severity.WARNING)
-
-
-def missing_pointers(pointers: Iterable[tuple[str, str]], where: str) -> Iterator[Finding]:
-    """Yield a finding for each pointer (its name, its target) that leads nowhere."""
-    for name, target in pointers:
-        yield _finding("dangling-pointer", where, f"{name} points at {target}, which is not there")

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from ckptctl.cli._text import escape
+from ckptctl.model import Finding
 from ckptctl.values import State, as_json
 from ckptctl.values.compare import ValueDiff
 
@@ -129,6 +130,9 @@ def to_json(value: object) -> object:
             return as_json(value)
         case ValueDiff(path=path, a=a, b=b, only=only, unread=unread):
             return {"path": path, "a": as_json(a), "b": as_json(b), "only": only, "unread": unread}
+        case Finding():
+            said = {name: to_json(getattr(value, name)) for name in ("aspect", "severity", "slug", "where", "message")}
+            return {**said, "hint": value.hint}
         case enum.Enum():
             return value.value
         case Path():

@@ -28,9 +28,14 @@ def show(printer: Printer, report: VerifyReport, *, brief: bool) -> None:
     printer.paragraph(f"{mark} {escape(str(report.path))}   {_verdict(report)}", style=style)
     if brief:
         return
-    shown = [f for f in report.findings if f.severity is not Severity.NOTE or f.aspect.value == "values"]
+    shown = [f for f in report.findings if f.severity is not Severity.NOTE or f.aspect.value == "values" or f.unread]
+    hinted: set[str] = set()
     for finding in shown[:_MOST]:
         _finding(printer, finding, report.path.name)
+        hint = finding.hint if finding.severity is Severity.ERROR else ""
+        if hint and hint not in hinted:
+            hinted.add(hint)
+            printer.paragraph(f"      hint: {escape(hint, limit=300)}")
     if len(shown) > _MOST:
         printer.line(f"    … and {len(shown) - _MOST} more findings (--json has them all)")
     if report.resume:

@@ -100,8 +100,9 @@ def finding_of(error: CkptctlError, name: str) -> Finding:
     """Return an error met in one file of a checkpoint as a finding about it."""
     message = error.message if name in error.message else f"{name}: {error.message}"
     return Finding(
-        aspect=Aspect.STRUCTURE, severity=Severity.ERROR, slug=error.kind or error.slug, where=name, message=message
-    )
+        aspect=Aspect.STRUCTURE, severity=Severity.ERROR, slug=error.kind or error.slug, where=name, message=message,
+        advice=error.hint or "",
+    )  # fmt: skip
 
 
 def read_json(seen: Scan, name: str) -> Mapping[str, object]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from ckptctl.model.causes import CAUSES
+
 
 class Aspect(enum.Enum):
     """Which of the five questions a finding answers."""
@@ -26,10 +28,24 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing found: what kind of thing, how bad, where, and in plain words."""
+    """One thing found: what kind of thing (a slug in `CAUSES`), how bad, where, and in plain words.
+
+    `advice` is what helps here, where that is known better than for all of its kind.
+    """
 
     aspect: Aspect
     severity: Severity
     slug: str
     where: str
     message: str
+    advice: str = ""
+
+    @property
+    def hint(self) -> str:
+        """What helps, where something does."""
+        return self.advice or CAUSES[self.slug].cure
+
+    @property
+    def unread(self) -> bool:
+        """Whether it says that something was not looked at."""
+        return self.slug == "not-read"

@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import CkptctlError, CorruptError, ExistsError, UnreadableError, UsageError
-from ckptctl.rewrite.carry_out import Outcome, Written, carry_out, check_outputs
+from ckptctl.rewrite.carry_out import Outcome, Written, carry_out
 from ckptctl.rewrite.outputs import Outputs
+from ckptctl.rewrite.targets import check_outputs
 from ckptctl.storage import File, StoredFile, entries_of, has_file, is_remote, open_file
 from ckptctl.storage.atomic import flush_directory, remove, write_small
 from ckptctl.storage.share import Share

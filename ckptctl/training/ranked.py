@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, CorruptError, ExistsError, LockedError, UnreadableError
 from ckptctl.layouts.saved_ranks import MANIFEST, Listed, Manifest, file_names, is_ours, manifest_of
-from ckptctl.rewrite.carry_out import Written, carry_out, check_outputs
+from ckptctl.rewrite.carry_out import Written, carry_out
 from ckptctl.rewrite.outputs import OutputFile, Outputs
+from ckptctl.rewrite.targets import check_outputs
 from ckptctl.storage.atomic import flush_directory, remove, write_small
 from ckptctl.storage.directory import Directory
 from ckptctl.tensors.gather import blocks

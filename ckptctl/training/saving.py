@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import UsageError, about
 from ckptctl.layouts import split
 from ckptctl.model import Contents
-from ckptctl.rewrite.carry_out import carry_out, check_outputs
+from ckptctl.rewrite.carry_out import carry_out
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
 from ckptctl.rewrite.prepared import RESERVED, prepare
 from ckptctl.rewrite.source import Source
+from ckptctl.rewrite.targets import check_outputs
 from ckptctl.storage import address, is_remote, unreadable
 from ckptctl.storage.atomic import check_target
 from ckptctl.storage.byterange import MemoryFile

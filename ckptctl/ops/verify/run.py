@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ckptctl.checks.beside import left_empty, missing_pointers, orphan_digests
 from ckptctl.checks.completeness import EMPTY, glance
-from ckptctl.checks.structure import left_empty, missing_pointers, orphan_digests
 from ckptctl.errors import UsageError
 from ckptctl.model import Aspect, Component, Finding, Severity
 from ckptctl.model.run import State
