@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from ckptctl import errors
@@ -15,6 +17,7 @@ from ckptctl.layouts import LAYOUTS
 from ckptctl.model.causes import CAUSES
 from tests.matrix import table
 from tests.scale import scale_page
+from tests.schemas import documents
 
 DOCS = Path(__file__).parent.parent / "docs"
 _NOTICE = "<!-- Written by `nox -s docs` from the code; change it there. -->\n"
@@ -100,6 +103,11 @@ def verify_page() -> str:
     return text.replace("<!-- matrix -->", "\n".join(table()))
 
 
+def schema_page(command: str) -> str:
+    """The JSON schema of what a command prints."""
+    return json.dumps(documents()[command], indent=1, sort_keys=True) + "\n"
+
+
 def _help(command: str) -> str:
     env = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100", "TERM": "dumb", "NO_COLOR": "1"}
     done = subprocess.run(
@@ -119,6 +127,7 @@ PAGES = {
     "reference/findings.md": findings_page,
     "reference/commands.md": commands_page,
     "reference/verify.md": verify_page,
+    **{f"reference/schemas/{command}.json": partial(schema_page, command) for command in COMMANDS},
     "scale.md": lambda: scale_page((DOCS / "scale.md").read_text()),
 }
 

@@ -52,6 +52,7 @@ CAUSES = {
     "entry-as-list": Cause("The header says of a tensor in a list what belongs into an object.", _ANEW),
     "dtype-as-object": Cause("The header describes a type where its name belongs.", _ANEW),
     "null-metadata": Cause("The metadata are null, which the reference reader refuses.", _ANEW),
+    "leading-space": Cause("There is white space before the header, which not every reader accepts.", _ANEW),
     "unknown-field": Cause("The header says more of a tensor than the format knows: another tool's own."),
     "values-ignored": Cause(
         "The plain values in the metadata do not fit the tensors.", "take the file as its writer left it"

@@ -136,8 +136,8 @@ def work(seconds: float, seed: int, keep: Path) -> dict[str, Tally]:
     tallies = {kind.partition(":")[0]: Tally() for kind in kinds}
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as made:
         while time.monotonic() < until:
-            kind = chosen.choice(list(kinds))
-            path = chosen.choice(kinds[kind])
+            top = chosen.choice(list(tallies))
+            path = chosen.choice(kinds[chosen.choice([kind for kind in kinds if kind.startswith(f"{top}:")])])
             raw, how = mutated(path.read_bytes(), chosen)
             place, target = placed(path, Path(made), raw, chosen)
             began = time.monotonic()
@@ -145,7 +145,7 @@ def work(seconds: float, seed: int, keep: Path) -> dict[str, Tally]:
                 verdict, problem = tried(path, place, target, chosen)
             except BaseException as error:  # noqa: BLE001  # this is what is looked for
                 verdict, problem = "", f"{type(error).__name__}: {error}"
-            taken, tally = time.monotonic() - began, tallies[kind.partition(":")[0]]
+            taken, tally = time.monotonic() - began, tallies[top]
             problem = problem or (f"{taken:.1f} s" if taken > _SLOW else "")
             tally.tried += 1
             tally.said[verdict] += 1
