@@ -97,6 +97,8 @@ def parse(raw: bytes, what: str) -> Header:
     UnsafePickleError
         It holds Python objects.
     """
+    if len(raw) != length_of(raw[:PREAMBLE], what):
+        raise CorruptError(f"{what} breaks off in its header")
     try:
         text = raw[8 + _WIDTHS[raw[6]] :].decode("utf-8" if raw[6] == 3 else "latin1")
     except UnicodeDecodeError:

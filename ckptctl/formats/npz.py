@@ -97,8 +97,8 @@ def _tensor(source: ByteRange, member: _zip.Member) -> TensorInfo:
 
 
 def _header(head: Callable[[int], bytes], what: str) -> _npy.Header:
-    length = _npy.length_of(head(_npy.PREAMBLE), what)
-    return _npy.parse(head(length), what)
+    raw = head(_npy.length_of(head(_npy.PREAMBLE), what))
+    return _npy.parse(raw, what)
 
 
 def _stored(record: ByteRange, header: _npy.Header) -> Iterator[Piece]:

@@ -13,6 +13,7 @@ import pytest
 
 from ckptctl.errors import CkptctlError, CorruptError, LimitError, UnsafePickleError, UnsupportedError
 from ckptctl.formats import npz
+from ckptctl.storage import LocalFile
 from ckptctl.tensors.gather import blocks
 from tests.samples import CORPUS, read, values_of
 
@@ -147,7 +148,8 @@ def test_an_array_of_objects_is_named_as_unsafe_and_not_unpickled(save, tmp_path
         (b"", CorruptError, "does not begin as a NumPy array does"),
         (b"\x93NUMPX" + npy()[6:], CorruptError, "does not begin as a NumPy array does"),
         (npy()[:9], CorruptError, "breaks off in its header"),
-        (npy()[:40], CorruptError, "not one of NumPy"),
+        (npy()[:40], CorruptError, "breaks off in its header"),
+        (npy(length=200, body=b""), CorruptError, "breaks off in its header"),
         (npy(version=(4, 0)), UnsupportedError, "version 4.0"),
         (npy(version=(1, 1)), UnsupportedError, "version 1.1"),
         (npy(version=(2, 0), length=1 << 31), LimitError, "header of 2147483648 bytes"),
@@ -287,6 +289,27 @@ def test_a_large_compressed_array_by_columns_is_refused(tmp_path, monkeypatch):
 def test_the_names_of_records_of_torch_and_keras_do_not_mislead(tmp_path):
     found = read(saved(tmp_path / "x.npz", **{"data.pkl": np.ones(2), "config.json": np.ones(2), "data/0": np.ones(2)}))
     assert (found.format, list(found.tensors)) == ("npz", ["data.pkl", "config.json", "data/0"])
+
+
+def test_every_truncation_of_a_compressed_archive_is_refused_and_every_byte_accounted_for(tmp_path):
+    data = (FILES / "compressed.npz").read_bytes()
+    cut = tmp_path / "x.npz"
+    for length in range(len(data)):
+        cut.write_bytes(data[:length])
+        with pytest.raises(CkptctlError):
+            read(cut)
+    regions = npz.account(read(FILES / "compressed.npz"))
+    assert [r.offset for r in regions[1:]] == [r.offset + r.length for r in regions[:-1]]
+    assert (regions[0].offset, regions[-1].offset + regions[-1].length) == (0, len(data))
+
+
+def test_a_compressed_archive_is_read_inside_a_larger_file(tmp_path):
+    data = (FILES / "compressed.npz").read_bytes()
+    (tmp_path / "outer").write_bytes(b"before" + data + b"after")
+    found = npz.read(LocalFile(tmp_path / "outer").range().sub(6, len(data))).tensors
+    assert {n: values(t) for n, t in found.items()} == {
+        n: values(t) for n, t in read(FILES / "arrays.npz").tensors.items()
+    }
 
 
 @BOTH
