@@ -23,7 +23,7 @@ _MAX_SIDECAR, _MAX_SUMS = 1 << 20, 64 << 20
 _COREUTILS = re.compile(r"(\\?)([0-9a-fA-F]{64})(?:[ \t]+\*?(.+))?")
 _BSD = re.compile(r"SHA(?:2-)?256 ?\((.+)\) ?= ?([0-9a-fA-F]{64})")
 _PREFIXED = re.compile(r"sha256:([0-9a-fA-F]{64})")
-_CHECKPOINTS = frozenset({".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".keras", ".tar"})
+_CHECKPOINTS = frozenset({".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".keras", ".npz", ".tar"})
 _ABOVE = 3
 """So many directories above that of a file may have a list of digests that names it."""
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}

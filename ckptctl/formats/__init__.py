@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, UnknownFormatError
-from ckptctl.formats import keras_h5, keras_zip, plain_pickle, safetensors, torch_legacy, torch_script, torch_zip
+from ckptctl.formats import keras_h5, keras_zip, npz, plain_pickle, safetensors, torch_legacy, torch_script, torch_zip
 from ckptctl.formats._dcp_metadata import Chunk, DcpMetadata, Item, read_metadata
 from ckptctl.formats._foreign import explain
 from ckptctl.formats._format import Checksum, Format, Stored
@@ -50,6 +50,7 @@ FORMATS: tuple[Format, ...] = (
     plain_pickle.FORMAT,
     keras_h5.FORMAT,
     keras_zip.FORMAT,
+    npz.FORMAT,
 )
 
 

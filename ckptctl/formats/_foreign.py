@@ -35,7 +35,7 @@ _NAMED = (
 # Names of records that tell other zip archives apart.
 _ZIPPED = (
     (b"/models/model.json", "a program of torch.export (.pt2)"),
-    (b".npy", "an archive of NumPy arrays (.npz)"),
+    (b".npy", "a zip archive of NumPy arrays and other files"),
 )
 
 

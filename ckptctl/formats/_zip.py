@@ -1,7 +1,7 @@
-"""A strict reader of the zip archives that torch writes.
+"""A strict reader of the zip archives that torch, Keras and NumPy write.
 
 https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, and of its many freedoms only those
-that ``torch.save`` uses: where two readers could see two different files, this one refuses.
+that they use: where two readers could see two different files, this one refuses.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def first_name(source: ByteRange) -> bytes:
     return head[_LOCAL.size : _LOCAL.size + int(_LOCAL.unpack_from(head)[9])]
 
 
-def read_directory(source: ByteRange) -> Directory:
-    """Read the directory and hold every local header against it.
+def read_directory(source: ByteRange, *, fold: bool = True) -> Directory:
+    """Read the directory and hold every local header against it; `fold` refuses names that differ only in case.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def read_directory(source: ByteRange) -> Directory:
     start, end, count = _find_directory(source)
     raw = source.read(start, end - start)
     members = sorted(_entries(source, raw, count), key=lambda member: member.header)
-    _check_unique(source, members)
+    _check_unique(source, members, fold=fold)
     _locate(source, members, start)
     return Directory(members=tuple(members), start=start, end=end)
 
@@ -141,7 +141,7 @@ def _find_directory(source: ByteRange) -> tuple[int, int, int]:
         raise corrupt(source, f"no end record in its last {_END.size} bytes; it was cut, or something was added")
     _, disk, start_disk, here, count, size, start, comment = _END.unpack(tail)
     if comment or disk or start_disk or here != count:
-        raise corrupt(source, "its end record is not one that torch writes")
+        raise corrupt(source, "its end record is not one that is read here")
     end = at
     if at >= _LOCATOR.size and source.read(at - _LOCATOR.size, 4) == _LOCATOR_MAGIC:
         end, wide = _find_wide(source, at - _LOCATOR.size)
@@ -167,7 +167,7 @@ def _find_wide(source: ByteRange, locator: int) -> tuple[int, tuple[int, int, in
         raise corrupt(source, "its zip64 locator does not point at its end record")
     magic, length, _, _, disk, start_disk, here, count, size, start = _END64.unpack(source.read(at, _END64.size))
     if magic != _END64_MAGIC or length != _END64.size - 12 or disk or start_disk or here != count:
-        raise corrupt(source, "its zip64 end record is not one that torch writes")
+        raise corrupt(source, "its zip64 end record is not one that is read here")
     return at, (count, size, start)
 
 
@@ -217,16 +217,17 @@ def _name(source: ByteRange, raw: bytes) -> str:
         raise corrupt(source, f"a record's name is not UTF-8: {raw[:80]!r}") from None
     parts = name.split("/")
     if len(raw) > _MAX_NAME or "\0" in name or "\\" in name or "" in parts or "." in parts or ".." in parts:
-        raise corrupt(source, f"{name[:80]!r} is no name that torch gives a record")
+        raise corrupt(source, f"{name[:80]!r} is no name of a record that is read here")
     return name
 
 
-def _check_unique(source: ByteRange, members: list[Member]) -> None:
-    """Refuse names that differ in nothing, or only in case: torch and Python pick different ones."""
+def _check_unique(source: ByteRange, members: list[Member], *, fold: bool) -> None:
+    """Refuse names that differ in nothing; with `fold`, or only in case: torch and Python pick different ones."""
     seen: set[str] = set()
     for member in members:
         name = member.name
         folded = name.lower() if name.isascii() else unicodedata.normalize("NFC", name).casefold()
+        folded = folded if fold else name
         if folded in seen:
             raise corrupt(source, f"two records are called {name}")
         seen.add(folded)

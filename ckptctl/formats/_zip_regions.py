@@ -12,16 +12,27 @@ from ckptctl.formats._pieces import region, spans_of
 _STORED, _DEFLATED = 0, 8
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ckptctl.model import Contents, Region
 
 
 def account(contents: Contents) -> tuple[Region, ...]:
-    """Return the regions of the file in order, without a gap."""
-    source = contents.range
-    directory = _zip.read_directory(source)
+    """Return the regions of a file of torch in order, without a gap."""
     spans = spans_of(contents)
+
+    def inside(member: _zip.Member) -> Iterator[Region]:
+        if member.name.partition("/")[2].startswith("data/"):
+            return _storage(member, spans)
+        return region(member.data, member.end, "header", member.name)
+
+    return account_for(contents, _zip.read_directory(contents.range), inside)
+
+
+def account_for(
+    contents: Contents, directory: _zip.Directory, inside: Callable[[_zip.Member], Iterable[Region]]
+) -> tuple[Region, ...]:
+    """Return the regions of an archive in order, without a gap; `inside` gives those of the bytes of a record."""
     regions: list[Region] = []
     end = 0
     for member in directory.members:
@@ -29,15 +40,11 @@ def account(contents: Contents) -> tuple[Region, ...]:
         regions += region(end, member.header, "header", "data descriptor")
         regions += region(member.header, name_end, "header", f"header of {member.name}")
         regions += region(name_end, member.data, "padding", f"before {member.name}")
-        inner = member.name.partition("/")[2]
-        if inner.startswith("data/"):
-            regions += _storage(member, spans)
-        else:
-            regions += region(member.data, member.end, "header", member.name)
+        regions += inside(member)
         end = member.end
     regions += region(end, directory.start, "header", "data descriptor")
     regions += region(directory.start, directory.end, "index", "directory")
-    regions += region(directory.end, source.length, "index", "end records")
+    regions += region(directory.end, contents.range.length, "index", "end records")
     return tuple(regions)
 
 

@@ -27,7 +27,7 @@ class Encoding(enum.Flag):
     ITEM = enum.auto()
     """A whole file of ``torch.save`` that holds the block (an item of a distributed checkpoint)."""
     CHUNK = enum.auto()
-    """A chunk of an HDF5 dataset, packed by its filters or cut at the edge of the dataset."""
+    """A chunk of an HDF5 dataset, packed by its filters or cut at its edge; a run of values in a deflated record."""
     LATIN1 = enum.auto()
     """Bytes written as UTF-8 text, a character each (NumPy arrays in pickles of protocol 2)."""
 

@@ -24,6 +24,7 @@ SAMPLES = {
     "pickle": ("torch_save/plain_pickle_protocol_4.pkl", {"model_state_dict.head.bias": ("F32", (3,)), "rng.numpy.1": ("U32", (624,))}, 39),
     "keras-h5": ("keras/files/model.weights.h5", {"layers.dense.vars.0": ("F32", (6, 7)), "optimizer.vars.0": ("I32", ())}, 22),
     "keras-zip": ("keras/files/model.keras", {"layers.dense.vars.0": ("F32", (6, 7)), "optimizer.vars.0": ("I32", ())}, 22),
+    "npz": ("numpy/arrays.npz", {"embed/weight": ("F32", (7, 6)), "by_columns": ("F32", (2, 3, 4)), "step": ("I64", ())}, 19),
 }  # fmt: skip
 EVERY = pytest.mark.parametrize("name", [candidate.name for candidate in FORMATS])
 BY_NAME = {candidate.name: candidate for candidate in FORMATS}

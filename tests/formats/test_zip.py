@@ -92,8 +92,8 @@ def test_reads_an_archive_that_python_wrote_again(tmp_path):
         (lambda n, d: [(n, d), (n.upper(), d)] if n == "data.pkl" else [(n, d)], "two records are called"),
         (lambda n, d: [(n, d[:-1] if n == "data/0" else d)], "has 15 bytes, its tensors need 16"),
         (lambda n, d: [(n, d)] if n != "data/1" else [], "record data/1 is missing"),
-        (lambda n, d: [(f"../{n}" if n == "version" else n, d)], "no name that torch gives"),
-        (lambda n, d: [(n.replace("version", "ver\\sion"), d)], "no name that torch gives"),
+        (lambda n, d: [(f"../{n}" if n == "version" else n, d)], "no name of a record"),
+        (lambda n, d: [(n.replace("version", "ver\\sion"), d)], "no name of a record"),
     ],
 )
 def test_refuses_ambiguous_or_incomplete_archives(edit, what, tmp_path):

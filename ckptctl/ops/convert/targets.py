@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckptctl.rewrite.options import Options
     from ckptctl.rewrite.source import Source
 
-_SUFFIX = re.compile(r"(\.weights\.json|\.pth\.tar|\.(pt|pth|bin|ckpt|pkl|pickle|h5|hdf5|keras|safetensors))$")
+_SUFFIX = re.compile(r"(\.weights\.json|\.pth\.tar|\.(pt|pth|bin|ckpt|pkl|pickle|h5|hdf5|keras|npz|safetensors))$")
 _MODEL = "pytorch_model"
 
 
