@@ -87,7 +87,10 @@ def table(venv: Path | None) -> list[str]:
     lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in {**good, **bad}.items()]
     found = [sum(cells[i].startswith("no") for cells in bad.values()) for i in range(len(names))]
     taken = [sum(cells[i] != "–" for cells in bad.values()) for i in range(len(names))]
-    return [*lines, f"| **found, of those it takes** | {' | '.join(f'{n} of {m}' for n, m in zip(found, taken, strict=True))} |"]
+    return [
+        *lines,
+        f"| **found, of those it takes** | {' | '.join(f'{n} of {m}' for n, m in zip(found, taken, strict=True))} |",
+    ]
 
 
 def main() -> None:

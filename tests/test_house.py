@@ -67,3 +67,11 @@ def test_no_path_of_a_machine_stands_in_the_project():
         path.read_text() for path in [*SOURCES, *(root / "docs").rglob("*.md"), root / "README.md", root / ".ci/run"]
     )
     assert not re.search(r"/(root|home|Users)/\w", text)
+
+
+def test_the_contract_of_the_formats_names_every_one_of_them():
+    from ckptctl.formats import FORMATS
+
+    contracts = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    modules = [one.accepts.__module__ for one in FORMATS]
+    assert [module for module in modules if f'"{module}"' not in contracts] == []

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.model import Aspect, Finding, Severity
+from ckptctl.model.endings import ENDINGS
 from ckptctl.storage import open_file
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from ckptctl.model import Checkpoint
 
 _SHARD = re.compile(r"(.+?)-[0-9]{3,6}-of-[0-9]{3,6}(\.safetensors|\.bin)")
-_WEIGHTS = re.compile(r"\.(?:safetensors|pt|pth|bin|ckpt|distcp|h5|hdf5|keras|npz|pkl|pickle|tar)$")
 _MAX_JSON = 32 << 20
 
 
@@ -45,7 +45,9 @@ def not_looked_at(path: Path, checkpoint: Checkpoint) -> Iterator[Finding]:
     if not path.is_dir():
         return
     known = {one.range.file.path.name for one in checkpoint.files}
-    others = sorted(entry.name for entry in path.iterdir() if _WEIGHTS.search(entry.name) and entry.name not in known)
+    others = sorted(
+        entry.name for entry in path.iterdir() if entry.name.endswith((*ENDINGS, ".distcp")) and entry.name not in known
+    )
     others = [name for name in others if not any(name in finding.message for finding in checkpoint.findings)]
     if others and checkpoint.path.name not in others:
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""

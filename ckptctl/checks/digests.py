@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
 from ckptctl.layouts.saved_ranks import MANIFEST, manifest_of
+from ckptctl.model.endings import ENDINGS
 from ckptctl.storage import StoredFile, has_file, names_beside, open_file
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ _MAX_SIDECAR, _MAX_SUMS = 1 << 20, 64 << 20
 _COREUTILS = re.compile(r"(\\?)([0-9a-fA-F]{64})(?:[ \t]+\*?(.+))?")
 _BSD = re.compile(r"SHA(?:2-)?256 ?\((.+)\) ?= ?([0-9a-fA-F]{64})")
 _PREFIXED = re.compile(r"sha256:([0-9a-fA-F]{64})")
-_CHECKPOINTS = frozenset({".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".keras", ".npz", ".tar"})
 _ABOVE = 3
 """So many directories above that of a file may have a list of digests that names it."""
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
@@ -93,7 +93,7 @@ def _bare(path: Path, there: frozenset[str]) -> Recorded | None:
     by_name = {Path(name).name: digest for digest, name in lines if name}
     if path.name in by_name:
         return Recorded(digest=by_name[path.name], source=source)
-    twins = tuple(sorted(n for n in there if Path(n).stem == path.stem and Path(n).suffix in _CHECKPOINTS))
+    twins = tuple(sorted(n for n in there if Path(n).stem == path.stem and Path(n).suffix in ENDINGS))
     if any(twin in by_name for twin in twins):
         return None  # it is of another one
     return Recorded(digest=lines[0][0] if lines else "", source=source, shared=twins if len(twins) > 1 else ())

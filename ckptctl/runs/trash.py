@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, ExistsError, UnreadableError
+from ckptctl.model.endings import ENDINGS
 from ckptctl.runs._slots import rank_stem
 from ckptctl.storage.set_aside import PREFIX
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _TIME = "%Y%m%dT%H%M%SZ"
 _TRASH = re.compile(re.escape(PREFIX) + r"([0-9]{8}T[0-9]{6}Z)-(.+)", re.DOTALL)
 _BESIDE = (".sha256", ".keep", "-unfinished")
-_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".pkl", ".pickle", ".hdf5", ".tar")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ def _is_left(name: str, of: str, stem: str, names: frozenset[str]) -> bool:
     if stem and rank_stem(name) == stem:
         return True
     base = next((name.removesuffix(suffix) for suffix in _BESIDE if name.endswith(suffix)), "")
-    if not base or base in names or any(f"{base}{suffix}" in names for suffix in _SUFFIXES):
+    if not base or base in names or any(f"{base}{suffix}" in names for suffix in ENDINGS):
         return False  # it is a file, or goes with one that is here
     return _goes_with(name, of, stem)
 
@@ -153,8 +153,8 @@ def companions(directory: Held, names: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         found |= dict.fromkeys(f"{name}{suffix}" for suffix in _BESIDE)
         path = Path(name)
-        twins = {f"{path.stem}{suffix}" for suffix in _SUFFIXES} - going
-        if path.suffix in _SUFFIXES and not any(directory.stat(twin) for twin in twins):
+        twins = {f"{path.stem}{suffix}" for suffix in ENDINGS} - going
+        if path.suffix in ENDINGS and not any(directory.stat(twin) for twin in twins):
             found[f"{path.stem}.sha256"] = None
     return tuple(name for name in found if name not in going and directory.stat(name))
 
@@ -167,4 +167,4 @@ def _goes_with(name: str, of: str, stem: str) -> bool:
     path = Path(of)
     if bare == of or not path.suffix:
         return bare == of
-    return bare == path.stem or (Path(bare).stem == path.stem and Path(bare).suffix in _SUFFIXES)
+    return bare == path.stem or (Path(bare).stem == path.stem and Path(bare).suffix in ENDINGS)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import sys
 import threading
 import time
 import warnings
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import ChangedError, CkptctlError, UnreadableError, counted
 from ckptctl.runs.pending import has_ticket
 from ckptctl.training.snapshot import forget
-from ckptctl.training.transfer import Uploaded, send
+from ckptctl.training.transfer import send
+from ckptctl.training.upload_job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,33 +22,6 @@ if TYPE_CHECKING:
     from ckptctl.runs.pending import Pending
 
 _LONGEST_PAUSE = 300.0
-
-
-def _running() -> Future[Uploaded]:
-    """Return a future that nobody can cancel: what is queued on disk is sent sooner or later."""
-    future: Future[Uploaded] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One checkpoint in the queue: `due` is when it is tried, `error` why it was not sent so far."""
-
-    pending: Pending
-    future: Future[Uploaded] = field(default_factory=_running)
-    due: float = 0.0
-    tries: int = 0
-    error: CkptctlError | None = None
-    urgent: bool = False
-
-    def tell(self, came: Uploaded | CkptctlError) -> None:
-        """Say what came of it, unless that was said before."""
-        with contextlib.suppress(InvalidStateError):
-            if isinstance(came, Uploaded):
-                self.future.set_result(came)
-            else:
-                self.future.set_exception(came)
 
 
 class UploadQueue:

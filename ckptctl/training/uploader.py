@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ckptctl.runs.pending import Pending
     from ckptctl.training.transfer import Uploaded
-    from ckptctl.training.upload_queue import Job
+    from ckptctl.training.upload_job import Job
 
 _open: weakref.WeakSet[Uploader] = weakref.WeakSet()
 

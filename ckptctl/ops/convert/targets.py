@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UsageError
+from ckptctl.model.endings import ENDINGS
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from ckptctl.rewrite.options import Options
     from ckptctl.rewrite.source import Source
 
-_SUFFIX = re.compile(r"(\.weights\.json|\.pth\.tar|\.(pt|pth|bin|ckpt|pkl|pickle|h5|hdf5|keras|npz|safetensors))$")
+_SUFFIX = re.compile(rf"(\.weights\.json|\.pth\.tar|{'|'.join(map(re.escape, ENDINGS))})$")
 _MODEL = "pytorch_model"
 
 

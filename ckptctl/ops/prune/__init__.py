@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ckptctl.errors import CkptctlError, ExistsError, PolicyError, UnknownFormatError, UnreadableError, UnsupportedError
 from ckptctl.layouts.deltas import stated_bases
-from ckptctl.ops.prune.carry_out import CarryOut, PruneReport
+from ckptctl.ops.prune.carry_out import CarryOut
 from ckptctl.ops.prune.group import Group
 from ckptctl.ops.prune.plan import PrunePlan, directories_below, plan_prune
+from ckptctl.ops.prune.report import PruneReport
 from ckptctl.ops.prune.settings import Settings
 from ckptctl.runs import is_run
 from ckptctl.runs.trash import restore, trash_in

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnreadableError
 from ckptctl.ops.prune.needs import needed_in_trash, needed_since
 from ckptctl.ops.prune.protection import survey_of
+from ckptctl.ops.prune.report import PruneReport
 from ckptctl.runs.pending import waiting_in
 from ckptctl.runs.pointers import pointers_above, pointers_in
 from ckptctl.runs.trash import companions, discard, leftovers, restore, trash_in
@@ -33,22 +33,6 @@ _pool = Daemons(4, "ckptctl-prune")
 _LOOK_AGAIN = 1.0
 """Seconds after which links, marks and deltas are looked for anew, while a long prune goes on; `_SHARE` of the time."""
 _SHARE = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PruneReport:
-    """What was done in one directory.
-
-    `deleted` are the paths of the `count` checkpoints that are gone, or in the trash; `emptied` the names of what was
-    in the trash from before and is gone for good; `freed` is in bytes on disk; `errors` say what could not be done.
-    """
-
-    path: Path
-    deleted: tuple[Path, ...] = ()
-    count: int = 0
-    emptied: tuple[str, ...] = ()
-    freed: int = 0
-    errors: tuple[str, ...] = ()
 
 
 class CarryOut:

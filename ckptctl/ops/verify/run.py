@@ -10,6 +10,7 @@ from ckptctl.checks.beside import left_empty, missing_pointers, orphan_digests
 from ckptctl.checks.completeness import EMPTY, glance
 from ckptctl.errors import UsageError
 from ckptctl.model import Aspect, Component, Finding, Severity
+from ckptctl.model.endings import ENDINGS
 from ckptctl.model.run import State
 from ckptctl.ops.verify import Level, VerifyReport, verify
 from ckptctl.ops.verify.report import Judgement, judged
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from ckptctl.model.run import CheckpointInfo, Run
 
-_WEIGHTS = (".safetensors", ".index.json", ".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras")
+_WEIGHTS = (*ENDINGS, ".index.json")
 _SHARD = re.compile(r".+-[0-9]{3,6}-of-[0-9]{3,6}\.(?:safetensors|bin)")
 
 
