@@ -14,12 +14,17 @@ _PUBLIC = {
     "Checkpoint": "ckptctl.model",
     "CheckpointInfo": "ckptctl.model.run",
     "Component": "ckptctl.model",
+    "ConsolidateReport": "ckptctl.ops.consolidate",
+    "ConvertOptions": "ckptctl.rewrite.options:Options",
+    "DiffOptions": "ckptctl.ops.diff:Options",
     "DiffReport": "ckptctl.ops.diff",
     "InspectReport": "ckptctl.ops.inspect",
     "RewriteReport": "ckptctl.rewrite.report",
     "Selection": "ckptctl.ops.inspect",
     "TensorInfo": "ckptctl.model",
+    "VerifyLevel": "ckptctl.ops.verify:Level",
     "VerifyReport": "ckptctl.ops.verify",
+    "Wanted": "ckptctl.ops.consolidate",
     "consolidate": "ckptctl.ops.consolidate",
     "convert": "ckptctl.ops.convert",
     "diff": "ckptctl.ops.diff",
@@ -35,4 +40,5 @@ __all__ = [*sorted(_PUBLIC), "__version__"]
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
+    module, _, inside = _PUBLIC[name].partition(":")
+    return getattr(import_module(module), inside or name)

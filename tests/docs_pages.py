@@ -15,6 +15,7 @@ from ckptctl.formats import FORMATS
 from ckptctl.formats._foreign import _NAMED, _PACKED, _ZIPPED
 from ckptctl.layouts import LAYOUTS
 from ckptctl.model.causes import CAUSES
+from tests.api_page import api_page
 from tests.matrix import table
 from tests.scale import scale_page
 from tests.schemas import documents
@@ -125,6 +126,7 @@ PAGES = {
     "reference/formats.md": formats_page,
     "reference/errors.md": errors_page,
     "reference/findings.md": findings_page,
+    "reference/python.md": api_page,
     "reference/commands.md": commands_page,
     "reference/verify.md": verify_page,
     **{f"reference/schemas/{command}.json": partial(schema_page, command) for command in COMMANDS},

@@ -21,10 +21,10 @@ PAGE = DOCS / "comparison.md"
 _MARKS = re.compile(r"(<!-- peers -->\n).*?(<!-- end -->)", re.DOTALL)
 _SAFE_OPEN = "import sys; from safetensors import safe_open; f = safe_open(sys.argv[1], 'pt'); [f.get_tensor(n) for n in f.keys()]"
 _TORCH = "import sys, torch; torch.load(sys.argv[1], map_location='cpu', weights_only={})"
-_MODELVET = "import sys, modelvet; v = modelvet.verify_path(sys.argv[1]); sys.exit(str(v) if 'OK' not in str(v.verdict).upper() and 'PASS' not in str(v.verdict).upper() and 'VALID' != str(v.verdict).upper().rpartition('.')[2] else 0)"
+_MODELVET = "import sys, modelvet; sys.exit(modelvet.verify_path(sys.argv[1]).verdict != modelvet.Verdict.ACCEPT)"
 GOOD: dict[str, Make] = {
     "a good safetensors file": corpus("safetensors/edge/with_metadata.safetensors"),
-    "good, of 8-bit floats": corpus("safetensors/dtypes/F8_E4M3.safetensors"),
+    "good, of all dtypes": corpus("safetensors/edge/all_dtypes.safetensors"),
     "a good .pt": corpus("torch_save/train_dict.pt"),
     "good shards": corpus("transformers/sharded_llama"),
 }
