@@ -16,7 +16,12 @@ from unittest import mock
 from ckptctl.cli.app import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", ROOT / "docs" / "tour.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "tutorial.md",
+    ROOT / "docs" / "tour.md",
+    *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+]
 _BLOCK = re.compile(r"(```console\n)(.*?)(```)", re.DOTALL)
 
 

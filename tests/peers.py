@@ -24,7 +24,7 @@ _TORCH = "import sys, torch; torch.load(sys.argv[1], map_location='cpu', weights
 _MODELVET = "import sys, modelvet; sys.exit(modelvet.verify_path(sys.argv[1]).verdict != modelvet.Verdict.ACCEPT)"
 GOOD: dict[str, Make] = {
     "a good safetensors file": corpus("safetensors/edge/with_metadata.safetensors"),
-    "good, of all dtypes": corpus("safetensors/edge/all_dtypes.safetensors"),
+    "good, of many tensors": corpus("safetensors/edge/many_tensors.safetensors"),
     "a good .pt": corpus("torch_save/train_dict.pt"),
     "good shards": corpus("transformers/sharded_llama"),
 }

@@ -100,7 +100,7 @@ def documents() -> dict[str, Schema]:
         return of(kind, defs[command])
 
     whole, flag = {"type": "integer"}, {"type": "boolean"}
-    skipped = objects({"path": _TEXT, "why": listed(_TEXT)})
+    skipped = objects({"path": _TEXT, "why": _TEXT, "unseen": flag})
     decision = objects({"action": ref("prune", Action), "reasons": listed(_TEXT), "path": _TEXT, "paths": listed(_TEXT),
                         "step": ref("prune", int | float | None), "epoch": ref("prune", int | float | None),
                         "saved_at": ref("prune", datetime), "nbytes": whole, "metrics": {"type": "object"},

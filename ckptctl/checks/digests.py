@@ -186,3 +186,20 @@ class OnRecord:
                 names = []
             self._listings[directory] = names, sums_of(directory, names)
         return self._listings[directory]
+
+
+def stale_digests(path: Path) -> tuple[Path, ...]:
+    """Return the digests of a checkpoint on disk that were made before a file that they are of was last changed.
+
+    A sidecar is of one file; a list is stale as a whole if one of its files is newer.
+    """
+    files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
+    found: dict[Path, None] = {}
+    for file in files:
+        if file.name == SUMS or file.suffix == _SUFFIX or not file.exists():
+            continue
+        lists = [above / SUMS for above in file.parents if above == path or above.is_relative_to(path)]
+        for digest in (file.with_name(f"{file.name}{_SUFFIX}"), *lists):
+            if digest.is_file() and digest.stat().st_mtime_ns < file.stat().st_mtime_ns:
+                found[digest] = None
+    return tuple(found)

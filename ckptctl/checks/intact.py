@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from ckptctl.checks.digests import SUMS, OnRecord, Recorded
 from ckptctl.checks.file_bytes import BytesReport, FileBytes, Outcome, Place
-from ckptctl.errors import CkptctlError, counted
+from ckptctl.errors import CkptctlError, CorruptError, counted
 from ckptctl.formats import Checksum, checksums_of
 from ckptctl.formats import read as read_contents
 from ckptctl.model import Aspect, Checkpoint, Encoding, Finding, Severity
-from ckptctl.storage import ByteRange, StoredFile, open_file
+from ckptctl.storage import ByteRange, StoredFile, is_remote, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from ckptctl.checks.gather import Gathering
-
+    from ckptctl.model import Contents
 
 _BLOCK = 1 << 20
 _SHOWN = 3
@@ -61,6 +61,33 @@ def check_bytes(
         records=sum(len(one.checksums) for one in files),
         nbytes=read,
     )
+
+
+def compare_digests(files: Iterable[Contents]) -> int:
+    """Hash those files that have a digest on record; return how many agree with it.
+
+    Raises
+    ------
+    CorruptError
+        One does not, so that whatever was made of it would be wrong.
+    """
+    every = tuple(files)
+    records = OnRecord(None)
+    found: dict[Path, FileBytes] = {}
+    for contents in every:
+        file = contents.range.file
+        if isinstance(file, StoredFile) and not is_remote(file.path) and file.path not in found:
+            recorded = records.of(file.path)
+            if recorded:
+                size = contents.range.length
+                found[file.path] = FileBytes(path=file.path, nbytes=size, file=file, recorded=recorded)
+    _read(list(found.values()), digest_all=False, progress=lambda _: None)
+    for one in found.values():
+        _compare(one, {each.path.name: each.digest for each in found.values()})
+        if one.findings:
+            hint = "copy it again, or take an older checkpoint; --no-check copies the damage"
+            raise CorruptError(f"{one.path}: {one.findings[0].message}", hint=hint)
+    return sum(one.outcome is Outcome.VERIFIED for one in found.values())
 
 
 def _read(files: Sequence[FileBytes], *, digest_all: bool, progress: Progress) -> list[int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckptctl.checks.optimizer import optimizer_kind
 from ckptctl.checks.resume import rng_kinds, without
 from ckptctl.checks.scheduler import scheduler_summary
+from ckptctl.errors import counted
 from ckptctl.model import Component
 from ckptctl.tensors import scalar
 from ckptctl.values import Numbers, as_mapping, attributes, nested
@@ -100,7 +101,7 @@ def _items(checkpoint: Checkpoint) -> Iterator[ResumeItem]:
     model, optimizer = parts.get(Component.MODEL), parts.get(Component.OPTIMIZER)
     yield _item("model", bool(model and model.tensors), f"{len(model.tensors):,} tensors" if model else "")
     stated = bool(optimizer and (optimizer.tensors or _needs_no_state(checkpoint, optimizer)))
-    yield _item("optimizer", stated, _optimizer(optimizer) if optimizer else "")
+    yield _item("optimizer", stated, _optimizer(checkpoint, optimizer) if optimizer else "")
     scheduler = parts.get(Component.SCHEDULER)
     used = scheduler is not None or _was_scheduled(optimizer)
     yield ResumeItem(
@@ -141,10 +142,11 @@ def _random(part: Part | None) -> Iterator[ResumeItem]:
     )
 
 
-def _optimizer(part: Part) -> str:
+def _optimizer(checkpoint: Checkpoint, part: Part) -> str:
     stated = _stated(part)
-    wanted = sum(_length(group.get("params")) for group in _groups(part))
+    wanted = 0 if checkpoint.layout in _FLAT else sum(_length(group.get("params")) for group in _groups(part))
     covered = f"state for {stated} of {wanted} parameters" if wanted and stated else ""
+    covered = covered or (f"state for {counted(stated, 'parameter')}" if stated else "")
     return ": ".join(text for text in (optimizer_kind(part), covered) if text)
 
 

@@ -61,7 +61,9 @@ def _unexpected(error: Exception, *, as_json: bool) -> None:
     # Typer's usage errors derive from a class that it vendors privately; this method tells them apart.
     describe = getattr(error, "format_message", None)
     if describe:
-        _show("usage", describe(), "ckptctl --help, or ckptctl COMMAND --help", as_json=as_json)
+        context = getattr(error, "ctx", None)
+        message = describe() or "which command? They are listed above"
+        _show("usage", message, f"{context.command_path if context else 'ckptctl'} --help", as_json=as_json)
         return
     if os.environ.get(_DEBUG):
         traceback.print_exc()

@@ -59,7 +59,8 @@ def wrapped(text: str, width: int | None) -> list[str]:
     """Break a text between words, further lines indented; one line if there is no width."""
     if not width or len(text) <= width:
         return [text]
-    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    indent = " " * (len(text) - len(text.lstrip(" ")) + 2)
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def columns(rows: Sequence[Sequence[str]], align: str, *, width: int | None) -> Iterator[list[str]]:

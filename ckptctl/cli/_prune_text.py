@@ -136,11 +136,13 @@ def done(plans: list[PrunePlan], reports: list[PruneReport], trash_for: timedelt
     deleted = sum(report.count for report in reports)
     emptied = sum(len(report.emptied) for report in reports)
     verb = f"put into the trash for {_time(trash_for)}:" if trash_for else "deleted"
+    first = next((path.name for report in reports for path in report.deleted), "") if trash_for else ""
     return joined(
         [
             f"{verb} {deleted:,} of {total:,}",
             f"emptied {emptied:,} from the trash" if emptied else "",
             f"freed {size(sum(report.freed for report in reports))}",
+            f"--restore {escape(first, limit=60)} brings it back" if first else "",
         ],
         ", ",
     )

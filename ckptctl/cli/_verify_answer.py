@@ -132,14 +132,16 @@ def newest(paths: list[Path], level: Level, *, as_json: bool) -> int:
         if len(paths) != 1:
             raise UsageError("--latest-good takes one run")
         found, skipped = latest_good(paths[0], level)
+        unseen = next((passed for passed in skipped if passed.unseen), None)
         if as_json:
             print_json({"schema": "ckptctl.verify/1", "latest_good": to_json(found), "skipped": to_json(skipped)})
-            return OK if found else NO
+            return OK if found else TROUBLE if unseen else NO
         for passed in skipped:
             print(f"ckptctl: skipped {_said(passed)}", file=sys.stderr)
         if found is None:
-            print(f"ckptctl: {escape(str(paths[0]))}: no good checkpoint", file=sys.stderr)
-            return NO
+            maybe = "; some could not be looked at, and may be good" if unseen else ""
+            print(f"ckptctl: {escape(str(paths[0]))}: no good checkpoint{maybe}", file=sys.stderr)
+            return TROUBLE if unseen else NO
         if isinstance(sys.stdout, io.TextIOWrapper):  # the very bytes of the name: a script opens it
             sys.stdout.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
         print(found)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
 
 _MODULE = "torch.distributed.checkpoint.metadata"
+_MAX_DEPTH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +52,16 @@ class DcpTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcpMetadata:
-    """What one metadata file says; `values` are the names of items that are no tensors."""
+    """What one metadata file says; `values` are the names of items that are no tensors.
+
+    `paths` are the keys that led to each item before their names were joined by dots, where the planner kept them; a
+    number is a place in a list.
+    """
 
     tensors: dict[str, DcpTensor]
     values: dict[str, Item | None]
     globals: tuple[GlobalUse, ...]
+    paths: dict[str, tuple[str | int, ...]]
 
 
 class _Outside:
@@ -84,6 +90,16 @@ def read_metadata(source: ByteRange) -> DcpMetadata:
         raise outranked(error, pickle.globals) from None
 
 
+def _paths(planner: object) -> dict[str, tuple[str | int, ...]]:
+    """Return the keys of each item, of those that are names and numbers of a sensible depth."""
+    found: dict[str, tuple[str | int, ...]] = {}
+    for name, path in planner.items() if isinstance(planner, dict) else ():
+        plain = isinstance(path, tuple) and all(type(step) in (str, int) for step in path)
+        if isinstance(name, str) and plain and 0 < len(path) <= _MAX_DEPTH:
+            found[name] = path
+    return found
+
+
 class _Reader:
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -102,7 +118,7 @@ class _Reader:
                 tensors[name] = self._tensor(name, node, items)
             else:
                 values[name] = items.get((name, None))
-        return DcpMetadata(tensors=tensors, values=values, globals=uses)
+        return DcpMetadata(tensors=tensors, values=values, globals=uses, paths=_paths(fields.get("planner_data")))
 
     def _tensor(self, name: str, node: Call, items: dict[tuple[str, tuple[int, ...] | None], Item]) -> DcpTensor:
         fields = node.attributes()

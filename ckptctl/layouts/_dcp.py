@@ -30,18 +30,22 @@ _MOST_FINDINGS, _MOST_VALUES, _LONG_VALUE, _MAX_DEPTH = 20, 1000, 1 << 20, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distributed:
-    """What a directory holds: its files, tensors by name, other items by name, and what is wrong."""
+    """What a directory holds: its files, tensors by name, other items by name, and what is wrong.
+
+    `paths` are the keys that led to the items, where they were kept.
+    """
 
     files: tuple[Contents, ...]
     tensors: Mapping[str, TensorInfo]
     values: Mapping[str, object]
     findings: tuple[Finding, ...]
+    paths: Mapping[str, tuple[str | int, ...]]
 
     def parts(self) -> dict[Component, Part]:
         """Sort tensors and values by the names that lead to them."""
         whole = replace(self.files[0], tensors=self.tensors)
         flat = {**{name: TensorRef(name=name) for name in self.tensors}, **self.values}
-        named = split(replace(whole, values=_tree(flat)))
+        named = split(replace(whole, values=_tree(flat, self.paths)))
         return dict(named if Component.MODEL in named or Component.OPTIMIZER in named else split(whole))
 
 
@@ -72,7 +76,8 @@ def read_dcp(seen: Scan) -> Distributed:
     items = {name: one for _, metadata in metadatas for name, one in data.values(metadata).items()}
     tensors |= {key: tensor for name, one in items.items() for key, tensor in _tensors_of(name, one).items()}
     values = {name: with_names(one.values, name) if isinstance(one, Contents) else one for name, one in items.items()}
-    return Distributed(files=files, tensors=tensors, values=values, findings=tuple(data.findings))
+    paths = {name: path for _, metadata in metadatas for name, path in metadata.paths.items()}
+    return Distributed(files=files, tensors=tensors, values=values, findings=tuple(data.findings), paths=paths)
 
 
 def _tensors_of(name: str, item: Contents | Elided) -> dict[str, TensorInfo]:
@@ -245,11 +250,11 @@ def _joined(metadatas: list[formats.DcpMetadata], data: _Data) -> dict[str, Tens
     return joined
 
 
-def _tree(flat: Mapping[str, object]) -> object:
-    """Nest flattened names again; where all keys are numbers there was a list."""
+def _tree(flat: Mapping[str, object], paths: Mapping[str, tuple[str | int, ...]]) -> object:
+    """Nest flattened names again, by the keys that were kept; else at each dot, and numbers alone were a list."""
     root: dict[object, object] = {}
     for name, value in flat.items():
-        node, (*path, last) = root, name.split(".", _MAX_DEPTH)
+        node, (*path, last) = root, paths.get(name) or name.split(".", _MAX_DEPTH)
         for step in path:
             inner = node.get(step)
             if not isinstance(inner, dict):
@@ -263,7 +268,7 @@ def _lists(node: object, depth: int) -> object:
     if not isinstance(node, dict) or not depth:
         return node
     inner = {key: _lists(value, depth - 1) for key, value in node.items()}
-    numbers = all(isinstance(key, str) and key.isdigit() for key in inner)
+    numbers = all(isinstance(key, int) or (isinstance(key, str) and key.isdigit()) for key in inner)
     return list(inner.values()) if inner and numbers else inner
 
 

@@ -6,6 +6,7 @@ or parts of larger ones of which nothing says how they were cut. Those of the ot
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ def open_(seen: Scan) -> Checkpoint:
     first = contents[min(contents)]
     tensors = _joined(seen, contents)
     found = facts(seen.path / f"{stem}{suffix}", first)
+    lost = tuple(_incomplete(seen, stem, suffix, contents))
     return Checkpoint(
         path=seen.path,
         layout=LAYOUT.name,
@@ -54,7 +56,7 @@ def open_(seen: Scan) -> Checkpoint:
         epoch=found.epoch,
         metrics=found.metrics,
         findings=(
-            *_twice(seen), *_incomplete(seen, stem, suffix, contents), *_exchanged(contents.values()),
+            *_twice(seen), *(lost or _uncovered(seen, tensors.values())), *_exchanged(contents.values()),
             *_passed_over(seen, stem),
         ),
     )  # fmt: skip
@@ -76,6 +78,16 @@ def _twice(seen: Scan) -> Iterator[Finding]:
         if other != name:
             message = f"{other} and {name} are both of one rank"
             yield replace(missing(seen, name), slug="duplicate-rank", message=message)
+
+
+def _uncovered(seen: Scan, tensors: Iterable[TensorInfo]) -> Iterator[Finding]:
+    """Yield a finding if blocks are missing: their rank may be the last, which no name tells."""
+    torn = [tensor for tensor in tensors if not tensor.whole]
+    if torn:
+        here = sum(math.prod(piece.shape) for piece in torn[0].pieces)
+        more = f" (and of {len(torn) - 1} more)" if len(torn) > 1 else ""
+        message = f"the blocks of {torn[0].name}{more} are {here} of {torn[0].numel} elements: a rank is missing"
+        yield replace(missing(seen, ""), slug="missing-block", message=message)
 
 
 def _passed_over(seen: Scan, stem: str) -> Iterator[Finding]:

@@ -53,14 +53,15 @@ class Written:
 class Outcome:
     """What came of it.
 
-    `verified` counts the records whose checksums were compared on the way; `overflows` the numbers that became
-    infinite, by tensor.
+    `verified` counts the records whose checksums were compared on the way, `compared` the files of the source whose
+    digests were before; `overflows` the numbers that became infinite, by tensor.
     """
 
     files: tuple[Written, ...]
     seconds: float
     verified: int
     overflows: Mapping[str, int]
+    compared: int = 0
 
 
 def carry_out(

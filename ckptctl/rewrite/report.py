@@ -42,8 +42,9 @@ class WrittenFile:
 class RewriteReport:
     """What was made of one source, or would be (`written` tells).
 
-    `bytes_checked` is ``verified`` if checksums of the source were compared on the way (`records_verified` of them),
-    ``unverified`` if it has none or they were not looked at. `values` counts the plain values that are kept;
+    `bytes_checked` is ``verified`` if checksums inside the source were compared on the way (`records_verified`), or
+    SHA-256 on record of its files before (`digests_verified`), ``unverified`` if it has none or they were not looked
+    at. `values` counts the plain values that are kept;
     `left_out` maps what was dropped, as asked, to the reason; `aside` says what was not selected. `overflows`
     counts numbers that became infinite, by tensor.
     """
@@ -57,6 +58,7 @@ class RewriteReport:
     seconds: float
     bytes_checked: str
     records_verified: int
+    digests_verified: int
     tied: Mapping[str, str]
     cast: tuple[str, ...]
     renamed: tuple[tuple[str, str], ...]
@@ -82,7 +84,7 @@ def described(
         )
         for file in outputs.files
     )
-    verified = bool(outcome and outcome.verified and checked)
+    verified = bool(outcome and (outcome.verified or outcome.compared) and checked)
     return RewriteReport(
         source=prepared.source.path,
         written=outcome is not None,
@@ -93,6 +95,7 @@ def described(
         seconds=outcome.seconds if outcome else 0.0,
         bytes_checked="verified" if verified else "unverified",
         records_verified=outcome.verified if outcome else 0,
+        digests_verified=outcome.compared if outcome else 0,
         tied=prepared.ties,
         cast=tuple(name for name, item in prepared.items.items() if item.cast),
         renamed=prepared.renamed,

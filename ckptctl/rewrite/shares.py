@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckptctl.checks.intact import compare_digests
 from ckptctl.errors import CkptctlError, CorruptError, ExistsError, UnreadableError, UsageError
 from ckptctl.rewrite.carry_out import Outcome, Written, carry_out
 from ckptctl.rewrite.outputs import Outputs
@@ -38,7 +39,23 @@ _PAUSE, _PATIENCE, _GRACE, _OLDEST = 0.2, 3600.0, 10.0, 900.0
 takes a failure that was there when it began for one of this attempt, and how old that may be."""
 
 
-def shared_out(
+def written_out(
+    outputs: Outputs, inputs: tuple[Contents, ...], options: Options, progress: Callable[[int], None]
+) -> Outcome:
+    """Write what was planned, alone or as one worker of several; digests of the source are compared before.
+
+    Raises
+    ------
+    CkptctlError
+        The source is not what its digest says, or it could not be done; nothing was changed.
+    """
+    if options.share:
+        return _shared_out(outputs, inputs, options, progress)
+    compared = compare_digests(inputs) if options.check else 0
+    return replace(carry_out(outputs, inputs, options, progress), compared=compared)
+
+
+def _shared_out(
     outputs: Outputs, inputs: tuple[Contents, ...], options: Options, progress: Callable[[int], None]
 ) -> Outcome:
     """Write the files that are this worker's; as the first one, wait for those of the others, and write the index.
@@ -51,11 +68,13 @@ def shared_out(
     share = options.share or Share(0, 1)
     markers = _Markers(outputs, inputs)
     mine = owned(outputs.files, share)
-    start, overflows = time.monotonic(), dict[str, int]()
+    start, overflows, compared = time.monotonic(), dict[str, int](), 0
     if share.index and not mine:
         return Outcome(files=(), seconds=0, verified=0, overflows={})
     markers.begin(share)
     try:
+        if options.check and share.index == 0:
+            compared = compare_digests(inputs)
         todo = [file for file in mine if not markers.finished(file)]
         progress(sum(file.writer.nbytes for file in mine) - sum(file.writer.nbytes for file in todo))
         for file in todo:
@@ -70,7 +89,8 @@ def shared_out(
         markers.fail(share, error)
         raise
     seconds = time.monotonic() - start
-    return Outcome(files=files, seconds=seconds, verified=sum(markers.verified.values()), overflows=overflows)
+    verified = sum(markers.verified.values())
+    return Outcome(files=files, seconds=seconds, verified=verified, overflows=overflows, compared=compared)
 
 
 def owned(files: tuple[OutputFile, ...], share: Share) -> tuple[OutputFile, ...]:

@@ -24,7 +24,7 @@ from ckptctl.training.live import require_torch
 from ckptctl.training.ranks import all_ranks
 from ckptctl.training.reading import gathered, in_order
 from ckptctl.training.together import put_together
-from ckptctl.values import TensorRef
+from ckptctl.values import TensorRef, nested, with_names
 
 if TYPE_CHECKING:
     import os
@@ -229,7 +229,25 @@ def _values(checkpoint: Checkpoint, tensors: Mapping[str, Any]) -> object:
     if whole is not None:
         return whole
     plain = {key: value for part in checkpoint.parts.values() for key, value in part.values.items()}
-    return {
-        **{key: value for key, value in plain.items() if key not in tensors},
-        **{n: TensorRef(name=n) for n in tensors},
-    }
+    state = {key: _renamed(value, key, tensors) for key, value in plain.items() if key not in tensors}
+    known = {one.name for value in state.values() for one in nested(value) if isinstance(one, TensorRef)}
+    loose = {part: [n for n in one.tensors if n not in known] for part, one in checkpoint.parts.items()}
+    if not state:
+        return {n: TensorRef(name=n) for n in tensors}
+    for key in [one.prefix for one in checkpoint.parts.values() if "." in one.prefix and one.prefix in state]:
+        outer, inner = key.split(".", 1)  # the key that both model and optimizer lay under
+        below = state.setdefault(outer, {})
+        if isinstance(below, dict):
+            below[inner] = state.pop(key)
+    for part, names in loose.items():  # those of a file that has no tree of its own
+        cut = f"{checkpoint.parts[part].prefix}." if checkpoint.parts[part].prefix else ""
+        if names:
+            state.setdefault(part.value, {n.removeprefix(cut): TensorRef(name=n) for n in names})
+    return state
+
+
+def _renamed(value: object, stem: str, tensors: Mapping[str, Any]) -> object:
+    """Return the tree of one file of several with the names that its tensors have among those of all files."""
+    below = {n.removeprefix(f"{stem}."): n for n in tensors if n.startswith(f"{stem}.")}
+    refs = {one.name for one in nested(value) if isinstance(one, TensorRef)}
+    return with_names(value, stem) if refs and refs <= below.keys() else value

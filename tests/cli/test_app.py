@@ -44,7 +44,8 @@ def test_usage_errors_are_one_line_and_a_hint(ckptctl, arguments):
     assert (result.status, result.out) == (2, "")
     error, hint = result.err.splitlines()
     assert error.startswith("ckptctl: ")
-    assert hint == "  hint: ckptctl --help, or ckptctl COMMAND --help"
+    assert hint.startswith("  hint: ckptctl")
+    assert hint.endswith("--help")
 
 
 def test_usage_errors_are_json_when_asked(ckptctl):

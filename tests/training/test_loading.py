@@ -106,7 +106,7 @@ def test_other_formats_are_loaded_too(tmp_path):
         load(CORPUS / "torch_save" / "no_crc32.pt")
     assert same(load(tmp_path / "s.pt"), state)
     model = load(CORPUS / "deepspeed" / "zero2_bf16_2ranks", verify=False)
-    assert model["module.embed.weight"].dtype == torch.float32
+    assert model["module"]["embed.weight"].dtype == torch.float32
     with pytest.raises(UnsupportedError, match="one rank's part"):
         load(CORPUS / "fsdp" / "fsdp1_dtensor_2ranks" / "checkpoint-100-rank0.pt")
 

@@ -9,15 +9,14 @@ from ckptctl.errors import UsageError, about
 from ckptctl.model import Component
 from ckptctl.ops.consolidate.beside import Copied, copy_files, files_to_copy
 from ckptctl.ops.consolidate.doubts import absent_names, check, doubts, ignored, ranks_of
-from ckptctl.ops.consolidate.source import source_of, without_tensors
-from ckptctl.rewrite.carry_out import carry_out
+from ckptctl.ops.consolidate.source import keeps_its_form, source_of, without_tensors
 from ckptctl.rewrite.cuts import Cuts
 from ckptctl.rewrite.joining import joined
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
-from ckptctl.rewrite.shares import checked, shared_out
+from ckptctl.rewrite.shares import checked, written_out
 from ckptctl.runs import open_one
 from ckptctl.storage import address
 
@@ -91,8 +90,7 @@ class ConsolidatePlan:
         CkptctlError
             It could not be done; nothing was changed. Or a file beside the shards could not be copied after it was.
         """
-        write = shared_out if self.options.share else carry_out
-        outcome = write(self.outputs, self.prepared.source.files, self.options, progress)
+        outcome = written_out(self.outputs, self.prepared.source.files, self.options, progress)
         if not self.options.share or not self.options.share.index:
             copy_files(self.copies, force=self.options.force)
         return self._report(described(self.prepared, self.outputs, self.nbytes, outcome, checked=self.options.check))
@@ -158,7 +156,7 @@ def plan(path: Path, out: Path | None, wanted: Wanted, options: Options) -> Cons
         component: replace(
             one,
             tensors=joined(path, one.tensors, wanted.cuts, prefix=one.prefix, absent=absent, compare=options.check),
-            values=without_tensors(one.values),
+            values=one.values if wanted.only is None and keeps_its_form(one) else without_tensors(one.values),
         )
         for component, one in chosen.items()
     }

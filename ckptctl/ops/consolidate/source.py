@@ -45,10 +45,14 @@ def _whole_tree(checkpoint: Checkpoint, joined: object) -> object:
 
 def _tree(part: Part) -> object:
     """Return what stands below the prefix of a component: its tensors by what is left of their names, and values."""
-    if part.prefix in part.values and not isinstance(part.values[part.prefix], dict) and not part.tensors:
-        return part.values[part.prefix]
+    placed = {one.name for one in nested(dict(part.values)) if isinstance(one, TensorRef)}
+    own = part.values.get(part.prefix)
+    if own is not None and not isinstance(own, dict) and placed >= part.tensors.keys():
+        return own
     tree: dict[object, object] = {}
     for name in part.tensors:
+        if name in placed:
+            continue
         cut = name.removeprefix(f"{part.prefix}.") if part.prefix else name
         head, dot, rest = cut.partition(".")
         flat = part.prefix or part.component is Component.MODEL or not dot
@@ -82,6 +86,17 @@ def _merge(into: dict[object, object], more: Mapping[object, object]) -> None:
             _merge(known, value)
         else:
             into.setdefault(key, dict(value) if isinstance(value, dict) else value)
+
+
+def keeps_its_form(part: Part) -> bool:
+    """Whether what lies below a component is an optimizer's state as torch nests it, every tensor at its place."""
+    refs = {one.name for one in nested(dict(part.values)) if isinstance(one, TensorRef)}
+    plain = not any(isinstance(one, Described) and _holds(one) for one in nested(dict(part.values)))
+    return part.component is Component.OPTIMIZER and plain and refs == part.tensors.keys()
+
+
+def _holds(value: object) -> bool:
+    return any(isinstance(inner, TensorRef) for inner in nested(value))
 
 
 def without_tensors(values: Mapping[str, object]) -> dict[str, object]:

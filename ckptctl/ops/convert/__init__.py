@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CkptctlError, UsageError, about
 from ckptctl.ops.convert.sources import find_sources
 from ckptctl.ops.convert.targets import shard_names, target_of
-from ckptctl.rewrite.carry_out import carry_out
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
-from ckptctl.rewrite.shares import checked, shared_out
+from ckptctl.rewrite.shares import checked, written_out
 from ckptctl.storage import address
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ class ConvertPlan:
         CkptctlError
             It could not be done; nothing was changed.
         """
-        write = shared_out if self.options.share else carry_out
-        outcome = write(self.outputs, self.prepared.source.files, self.options, progress)
+        outcome = written_out(self.outputs, self.prepared.source.files, self.options, progress)
         return described(self.prepared, self.outputs, self.nbytes, outcome, checked=self.options.check)
 
 

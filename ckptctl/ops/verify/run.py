@@ -15,6 +15,7 @@ from ckptctl.model.run import State
 from ckptctl.ops.verify import Level, VerifyReport, verify
 from ckptctl.ops.verify.report import Judgement, judged
 from ckptctl.runs import find_runs, is_run, parts_of
+from ckptctl.storage.set_aside import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,10 +29,14 @@ _SHARD = re.compile(r".+-[0-9]{3,6}-of-[0-9]{3,6}\.(?:safetensors|bin)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A checkpoint that is newer than the one that was found, and why it was passed over."""
+    """A checkpoint that is newer than the one that was found, and why it was passed over.
+
+    `unseen` says that nobody could look at it: it may be good.
+    """
 
     path: Path
     why: str
+    unseen: bool = False
 
 
 def verify_path(
@@ -49,7 +54,7 @@ def verify_path(
         if beside.findings or not run.checkpoints:
             yield lambda beside=beside: beside  # type: ignore[misc]
     for directory, names in {run.path: run.others for run in runs}.items():
-        for name in _weights(directory, names):
+        for name in _weights(directory, tuple(name for name in names if not name.startswith(PREFIX))):
             yield lambda where=directory / name: verify(where, level=level, progress=progress)  # type: ignore[misc]
 
 
@@ -81,8 +86,10 @@ def latest_good(path: Path, level: Level) -> tuple[Path | None, tuple[Skipped, .
     Raises
     ------
     UsageError
-        There are several runs in the directory.
+        There are several runs in the directory, or it is none.
     """
+    if path.is_file():
+        raise UsageError(f"{path}: a file, not a run", hint=f"ckptctl verify {path} says whether it is good")
     runs = [run for run in find_runs(path) if run.checkpoints]
     skipped: list[Skipped] = []
     for info in _newest_first(path, runs):
@@ -92,7 +99,9 @@ def latest_good(path: Path, level: Level) -> tuple[Path | None, tuple[Skipped, .
             if not wrong and report.judgement is not Judgement.UNSEEN:
                 return where, tuple(skipped)
             said = [finding.message for finding in wrong or report.findings]
-            skipped.append(Skipped(path=where, why="; ".join(said[:2]) or "it could not be looked at"))
+            unseen = report.judgement is Judgement.UNSEEN
+            why = "; ".join(said[:2]) or "it could not be looked at"
+            skipped.append(Skipped(path=where, why=why, unseen=unseen))
     return None, tuple(skipped)
 
 

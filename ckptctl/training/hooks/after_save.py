@@ -6,10 +6,12 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptctl.checks.digests import SUMS, stale_digests
 from ckptctl.errors import CkptctlError, CorruptError
 from ckptctl.model import Severity
 from ckptctl.ops.verify import Level, verify
 from ckptctl.ops.verify.report import Judgement
+from ckptctl.storage import unreadable
 from ckptctl.training.ranks import all_ranks
 from ckptctl.training.retain import prune
 from ckptctl.training.uploader import Uploader
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 class AfterSave:
     """To be called after each save, on every process: rank 0 does the work when all have come, and all wait for it.
 
-    Writes digests beside what has none, verifies the checkpoint, has it uploaded, and prunes its run, in this order. A
+    Writes digests beside what has none, verifies the checkpoint, has it uploaded, and prunes its run, in this order.
+    Digests that are older than what was saved now, as where a framework saves to one name again, are made anew. A
     checkpoint that does not pass is warned of, is not uploaded, and nothing is deleted because of it. Training goes on
     whatever happens here.
 
@@ -59,6 +62,7 @@ class AfterSave:
         self.policy, self.upload_to, self.anchor_every, self.strict = policy, upload_to, anchor_every, strict
         self._level = Level(write=digests, allowed=frozenset(allow))
         self._uploaders: dict[Path, Uploader] = {}
+        self._wrote: set[Path] = set()
 
     def __call__(self, path: str | os.PathLike[str]) -> None:
         """Do it for the checkpoint that was saved to a path.
@@ -109,11 +113,25 @@ class AfterSave:
         self.close()
 
     def _done(self, path: Path) -> None:
-        _check(verify(path, level=self._level))
+        if self._level.write:
+            self._digests_go(path)
+        report = verify(path, level=self._level)
+        self._wrote |= {one for one in report.wrote if one.name != SUMS}
+        _check(report)
         if self.upload_to is not None:
             self._uploader(path.absolute().parent).upload(path)
         if self.policy is not None:
             prune(path.absolute().parent, self.policy)
+
+    def _digests_go(self, path: Path) -> None:
+        """Remove the digests that what was saved now has left behind: older than their file, or without it."""
+        try:
+            orphans = [one for one in self._wrote if not one.with_suffix("").exists()]
+            for stale in (*stale_digests(path), *orphans):
+                stale.unlink(missing_ok=True)
+                self._wrote.discard(stale)
+        except OSError as error:
+            raise unreadable(path, error) from None
 
     def _uploader(self, run: Path) -> Uploader:
         if run not in self._uploaders:
