@@ -166,7 +166,11 @@ def table(
                 lines.append(f"| | {way} | {why} |{' |' * (len(columns) + 1)}")
                 continue
             sizes = list(columns.values())
-            law = math.log(times[-1] / times[-2]) / math.log(sizes[-1] / sizes[-2]) if len(times) > 1 else float("nan")
+            law = (
+                math.log(times[-1] / times[-2]) / math.log(sizes[-1] / sizes[-2])
+                if sizes[-1] > sizes[-2] and len(times) > 1
+                else float("nan")
+            )
             memory = " / ".join(f"{peak / MB:,.0f}" for peak in peaks)
             name = f"**{way}**" if way == "ckptctl" else way
             lines.append(
