@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import nox
 
 nox.options.sessions = ["lint", "types", "tests"]
@@ -39,9 +41,15 @@ def types(session: nox.Session) -> None:
 
 @nox.session(name="property")
 def property_(session: nox.Session) -> None:
-    """Search for counterexamples much longer than the test suite does."""
+    """Search for counterexamples much longer than the test suite does; ``-- --minutes 60`` says how long to fuzz.
+
+    The trial of a disk that fills mounts one: it needs root, and is left out otherwise.
+    """
     _develop(session)
-    session.run("pytest", "-n", "auto", "-m", "hypothesis", *session.posargs, env={"HYPOTHESIS_PROFILE": "long"})
+    session.run("pytest", "-n", "auto", "-m", "hypothesis", env={"HYPOTHESIS_PROFILE": "long"})
+    session.run("python", "-m", "tests.trials", "fuzz", *session.posargs)
+    for trial in ("errors", "memory", *(["full_disk"] if os.geteuid() == 0 else [])):
+        session.run("python", "-m", "tests.trials", trial)
 
 
 @nox.session

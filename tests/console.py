@@ -9,6 +9,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -23,6 +25,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "how-to").glob("*.md")),
 ]
 _BLOCK = re.compile(r"(```console\n)(.*?)(```)", re.DOTALL)
+_SCRIPT = re.compile(r"`([a-z_]+\.py)`:\n\n```python\n(.*?)```", re.DOTALL)
 
 
 def rendered(page: str) -> str:
@@ -30,6 +33,8 @@ def rendered(page: str) -> str:
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as directory:
         prepared(Path(directory))
+        for script, code in _SCRIPT.findall(page):
+            (Path(directory) / script).write_text(code)
         os.chdir(directory)
         try:
             return _BLOCK.sub(lambda block: block[1] + _run(block[2]) + block[3], page)
@@ -56,6 +61,11 @@ def _run(block: str) -> str:
 def output_of(command: str) -> str:
     """Return what a command prints, stdout and stderr as a terminal shows them."""
     arguments = shlex.split(command)
+    if arguments[0] == "python":
+        done = subprocess.run(
+            [sys.executable, *arguments[1:]], capture_output=True, text=True, check=True, cwd=os.getcwd()
+        )
+        return done.stdout
     assert arguments[0] == "ckptctl"
     out = io.StringIO()
     # How old the files are differs from one checkout to the next, how long it takes from one run to the next.

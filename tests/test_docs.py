@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
@@ -13,12 +17,14 @@ from ckptctl.layouts import LAYOUTS
 from ckptctl.model.causes import CAUSES
 from ckptctl.ops.diff import DiffReport, ModuleDiff, Renaming, Side, TensorDiff, TensorLine, TieDiff, ValueDiff
 from ckptctl.ops.inspect import InspectReport, TensorRow
-from ckptctl.ops.verify import VerifyReport
+from ckptctl.ops.verify import Level, VerifyReport
 from ckptctl.rewrite.report import RewriteReport, WrittenFile, WrittenTensor
 from ckptctl.tensors.measure import Measures
 from tests.console import PAGES as EXAMPLES
 from tests.console import ROOT, rendered
 from tests.docs_pages import DOCS, PAGES, error_classes
+from tests.matrix import KINDS, found
+from tests.peers import GOOD
 from tests.pictures import PICTURES, SHOWN, picture
 
 
@@ -79,8 +85,6 @@ def test_the_continuous_integration_runs_the_test_command_of_the_readme():
 
 
 def test_links_between_pages_lead_somewhere():
-    import re
-
     for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
@@ -89,3 +93,31 @@ def test_links_between_pages_lead_somewhere():
 @pytest.mark.parametrize("name", SHOWN)
 def test_pictures_show_what_the_commands_print(name):
     assert (PICTURES / f"{name}.svg").read_text() == picture(name)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "reference" / "python.md"], ids=lambda page: page.name)
+def test_python_examples_run(page):
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    assert code
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_terminal_and_has_examples_and_exit_statuses(command):
+    env = {**os.environ, "COLUMNS": "80", "TERMINAL_WIDTH": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptctl", command, "-h"], capture_output=True, text=True, env=env, check=True
+    )
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.count(f"ckptctl {command}") >= 4  # the usage, and three examples
+    assert "Exit status" in done.stdout
+
+
+def test_our_column_of_the_comparison_is_what_the_program_says():
+    rows = re.findall(r"^\| ([^|*]+) \| ([a-z]+) \|", (DOCS / "comparison.md").read_text(), re.MULTILINE)
+    shown = {name: said for name, said in rows if name in {**GOOD, **KINDS}}
+    assert shown == {
+        **dict.fromkeys(GOOD, "ok"),
+        **{name: "no" if any(found(make, Level(values=True))) else "ok" for name, make in KINDS.items()},
+    }

@@ -59,7 +59,7 @@ class BytesReport:
     """What came of the bytes of a checkpoint.
 
     `digests` are those of its files, of which so many were `compared` with one on record; `records` counts checksums
-    that were compared, `nbytes` what was read.
+    that were compared, `nbytes` what was read; of the `unverified` files nothing is on record.
     """
 
     outcome: Outcome
@@ -68,3 +68,4 @@ class BytesReport:
     compared: int
     records: int
     nbytes: int
+    unverified: tuple[str, ...] = ()

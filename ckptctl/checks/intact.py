@@ -60,6 +60,7 @@ def check_bytes(
         digests={one.path: one.digest for one in files if one.digest},
         records=sum(len(one.checksums) for one in files),
         nbytes=read,
+        unverified=tuple(one.path.name for one in files if one.outcome is Outcome.UNVERIFIED),
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptctl.values import as_mapping, attributes, nested
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ckptctl.model import Part, TensorInfo
 
@@ -86,3 +86,18 @@ def _groups(part: Part) -> Iterator[dict[object, object]]:
         groups = items.get("param_groups") if items else None
         if isinstance(groups, (list, tuple)) and groups and (first := as_mapping(groups[0])):
             yield dict(first)
+
+
+def param_groups(part: Part) -> Iterator[Mapping[object, object]]:
+    """Yield the groups of parameters of the optimizers in a component."""
+    for value in nested(dict(part.values), skip="state"):
+        items = attributes(value)
+        groups = items.get("param_groups") if items else None
+        if isinstance(groups, (list, tuple)):
+            yield from (found for group in groups if (found := as_mapping(group)))
+
+
+def was_scheduled(optimizer: Part | None) -> bool | None:
+    """Whether a schedule has set the learning rate: it leaves the first one in the groups. None if nobody can tell."""
+    groups = list(param_groups(optimizer)) if optimizer else []
+    return any("initial_lr" in group for group in groups) if groups else None

@@ -8,16 +8,16 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.optimizer import optimizer_kind
-from ckptctl.checks.resume import rng_kinds, without
+from ckptctl.checks.optimizer import optimizer_kind, param_groups, was_scheduled
+from ckptctl.checks.resume import data_position, rng_kinds, without
 from ckptctl.checks.scheduler import scheduler_summary
 from ckptctl.errors import counted
 from ckptctl.model import Component
 from ckptctl.tensors import scalar
-from ckptctl.values import Numbers, as_mapping, attributes, nested
+from ckptctl.values import Numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ckptctl.model import Checkpoint, Part
 
@@ -103,7 +103,7 @@ def _items(checkpoint: Checkpoint) -> Iterator[ResumeItem]:
     stated = bool(optimizer and (optimizer.tensors or _needs_no_state(checkpoint, optimizer)))
     yield _item("optimizer", stated, _optimizer(checkpoint, optimizer) if optimizer else "")
     scheduler = parts.get(Component.SCHEDULER)
-    used = scheduler is not None or _was_scheduled(optimizer)
+    used = scheduler is not None or was_scheduled(optimizer) is True
     yield ResumeItem(
         name="scheduler",
         there=True if scheduler else (False if used else None),
@@ -112,8 +112,8 @@ def _items(checkpoint: Checkpoint) -> Iterator[ResumeItem]:
     )
     yield _item("step", bool(checkpoint.step or checkpoint.epoch), _counters(checkpoint), "counters start at zero")
     yield from _random(parts.get(Component.RNG))
-    data = parts.get(Component.DATA)
-    yield _item("data position", data is not None, ", ".join(list(data.values)[:4]) if data else "")
+    data = data_position(checkpoint)
+    yield _item("data position", bool(data), data)
     yield _optional("grad scaler", _has_scaler(checkpoint), "needed for float16 only")
     best = next((found for found in checkpoint.metrics if found.name.startswith("best")), None)
     yield _optional("best metric", best is not None, "the best so far could be replaced by a worse one")
@@ -144,7 +144,7 @@ def _random(part: Part | None) -> Iterator[ResumeItem]:
 
 def _optimizer(checkpoint: Checkpoint, part: Part) -> str:
     stated = _stated(part)
-    wanted = 0 if checkpoint.layout in _FLAT else sum(_length(group.get("params")) for group in _groups(part))
+    wanted = 0 if checkpoint.layout in _FLAT else sum(_length(group.get("params")) for group in param_groups(part))
     covered = f"state for {stated} of {wanted} parameters" if wanted and stated else ""
     covered = covered or (f"state for {counted(stated, 'parameter')}" if stated else "")
     return ": ".join(text for text in (optimizer_kind(part), covered) if text)
@@ -162,7 +162,7 @@ def _states(part: Part) -> dict[str, dict[str, str]]:
 
 def _needs_no_state(checkpoint: Checkpoint, part: Part) -> bool:
     """Whether an optimizer that keeps nothing is one that has nothing to keep: before its first step, or plain SGD."""
-    groups = list(_groups(part))
+    groups = list(param_groups(part))
     plain = all(group.get("momentum", 1) == 0 and "betas" not in group for group in groups)
     return bool(groups) and (plain or bool(checkpoint.step and checkpoint.step.value == 0))
 
@@ -175,7 +175,7 @@ def _stated(part: Part) -> int:
 def _fewer(checkpoint: Checkpoint, part: Part) -> Iterator[str]:
     """Yield that not every parameter has a state. It may be frozen, or never have had a gradient."""
     stated = _stated(part)
-    wanted = sum(_length(group.get("params")) for group in _groups(part))
+    wanted = sum(_length(group.get("params")) for group in param_groups(part))
     if checkpoint.layout not in _FLAT and 0 < stated < wanted:
         yield f"the optimizer has a state for {stated} of {wanted} parameters"
 
@@ -193,23 +193,10 @@ def _mismatches(checkpoint: Checkpoint, part: Part) -> Iterator[str]:
             yield f"the optimizer's state is of another model: {count} of shape {list(shape)} too many"
 
 
-def _groups(part: Part) -> Iterator[Mapping[object, object]]:
-    for value in nested(dict(part.values), skip="state"):
-        items = attributes(value)
-        groups = items.get("param_groups") if items else None
-        if isinstance(groups, (list, tuple)):
-            yield from (found for group in groups if (found := as_mapping(group)))
-
-
 def _length(params: object) -> int:
     if isinstance(params, Numbers):
         return params.range.length * 8 // params.dtype.bits
     return len(params) if isinstance(params, (list, tuple)) else 0
-
-
-def _was_scheduled(optimizer: Part | None) -> bool:
-    """A schedule leaves the rate that it began with in the groups of its optimizer."""
-    return bool(optimizer) and any("initial_lr" in group for group in _groups(optimizer))  # type: ignore[arg-type]
 
 
 def _counters(checkpoint: Checkpoint) -> str:

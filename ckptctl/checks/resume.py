@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ckptctl.checks.optimizer import was_scheduled
 from ckptctl.model import Aspect, Checkpoint, Component, Finding, Part, Severity
 from ckptctl.values import TensorRef, as_mapping, key_text
 
@@ -56,7 +57,8 @@ def rng_kinds(part: Part) -> tuple[str, ...]:
 def _gaps(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     parts = checkpoint.parts
     for component in (Component.MODEL, Component.OPTIMIZER, Component.SCHEDULER):
-        if component not in parts:
+        unused = component is Component.SCHEDULER and was_scheduled(parts.get(Component.OPTIMIZER)) is False
+        if component not in parts and not unused:
             yield _WITHOUT[component]
     if not checkpoint.step and not checkpoint.epoch:
         yield "step", "counters, schedules and logs would start at zero"
@@ -66,8 +68,17 @@ def _gaps(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     else:
         there = rng_kinds(rng)
         yield from ((f"{kind} rng", without) for kind, (_, without) in _RNG_KINDS.items() if kind not in there)
-    if Component.DATA not in parts:
+    if not data_position(checkpoint):
         yield _WITHOUT[Component.DATA]
+
+
+def data_position(checkpoint: Checkpoint) -> str:
+    """Say by what a resume finds its place in the data; empty if by nothing."""
+    part = checkpoint.parts.get(Component.DATA)
+    if part is not None:
+        return ", ".join(list(part.values)[:4]) or "there"
+    counts = checkpoint.layout == "hf-trainer" and checkpoint.step is not None
+    return "the Trainer skips what its global_step has seen" if counts else ""
 
 
 def _two_levels(part: Part) -> Iterator[tuple[object, object]]:

@@ -93,7 +93,8 @@ def _about(row: ComponentRow) -> str:
 
 
 def _notes(printer: Printer, report: InspectReport) -> None:
-    missing = [(f"missing: {finding.where}", finding.message) for finding in report.missing]
+    every = report.missing if report.selected is None else ()  # who asks for a part knows that the rest is not in it
+    missing = [(f"missing: {finding.where}", finding.message) for finding in every]
     printer.columns(missing, "<<", styles=["yellow"] * len(missing))
     lines = [(f"{f.severity.value}: {escape(f.message, limit=300)}", _STYLES[f.severity]) for f in report.findings]
     lines += [(f"note: {text}", None) for text in _ties(report.tied)]

@@ -58,9 +58,18 @@ def _bytes(report: VerifyReport) -> str:
     if report.bytes is None:
         return ""
     if report.bytes is Outcome.UNVERIFIED:
-        return "unverified until now" if report.wrote else "unverified: no digest on record (--write makes one)"
+        return "unverified until now" if report.wrote else _unverified(report)
     checked = [plural(report.records, "CRC") if report.records else "", "digest" if report.compared else ""]
     return f"{' and '.join(part for part in checked if part)} verified"
+
+
+def _unverified(report: VerifyReport) -> str:
+    """Say of which files nothing is on record, where of others something is."""
+    some = report.unverified and (report.records or report.compared)
+    more = f" and {len(report.unverified) - 1} more" if len(report.unverified) > 1 else ""
+    of = f" of {escape(report.unverified[0], limit=60)}{more}" if some else ""
+    beside = f"{plural(report.records, 'CRC')} of others verified, " if of and report.records else ""
+    return f"{beside}unverified: no digest on record{of} (--write makes one)"
 
 
 def _finding(printer: Printer, finding: Finding, name: str) -> None:

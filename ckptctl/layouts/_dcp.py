@@ -131,8 +131,10 @@ class _Data:
         if named is not None:
             return self._named_piece(name, dtype, chunk, item.path, named)
         if item.offset + item.length > file.length:
-            end = item.offset + item.length
-            self._note("truncated", f"{item.path} is cut at {file.length} bytes; a block of {name} ends at {end}")
+            if item.path not in self._missing:
+                ends = f"a block of {name} ends at {item.offset + item.length}, and more may be lost"
+                self._note("truncated", f"{item.path} is cut at {file.length} bytes; {ends}")
+            self._missing[item.path] = self._missing.get(item.path, 0) + 1
             return None
         whole = file.sub(item.offset, item.length)
         return Piece(

@@ -125,7 +125,7 @@ def test_a_worker_that_fails_ends_the_first_one_with_its_reason(tmp_path, ckptct
             "ckptctl.rewrite.carry_out.read_back", lambda *_: (_ for _ in ()).throw(UsageError("no such luck"))
         )
         assert ckptctl(*words, "1/2").status == 2
-    monkeypatch.setattr("ckptctl.rewrite.shares._GRACE", 0.1)
+    monkeypatch.setattr("ckptctl.rewrite.markers._GRACE", 0.1)
     done = ckptctl(*words, "0/2")
     assert done.status == 2
     assert "part 1: no such luck" in done.err

@@ -116,10 +116,10 @@ def test_workers_with_other_options_are_told_at_once(tmp_path, ckptctl, monkeypa
     words = ("convert", path, "-o", tmp_path / "e" / "m.safetensors", *SIZES)
     real = time.time
     monkeypatch.setattr(
-        "ckptctl.rewrite.shares.time.time", lambda: real() + 100
+        "ckptctl.rewrite.markers.time.time", lambda: real() + 100
     )  # it finishes while the first one waits
     assert ckptctl(*words, "--dtype", "bf16", "--part", "1/2").status == 0
-    monkeypatch.setattr("ckptctl.rewrite.shares.time.time", real)
+    monkeypatch.setattr("ckptctl.rewrite.markers.time.time", real)
     done = ckptctl(*words, "--part", "0/2")
     assert (done.status, "another plan" in done.err) == (2, True)
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnsupportedError, UsageError
-from ckptctl.layouts import open_checkpoint, split
+from ckptctl.layouts import split
 from ckptctl.model import Component
 from ckptctl.model.ties import recorded_ties
 from ckptctl.rewrite.source import Source
+from ckptctl.runs import open_one
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +44,7 @@ def find_sources(path: Path, *, only: Component | None, everything: bool, safete
             f"{path}: the metadata of a distributed checkpoint, which holds no tensor",
             hint=f"ckptctl consolidate {path.parent} makes one file of its directory",
         )
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_one(path)
     if checkpoint.layout in _SPREAD:
         raise UnsupportedError(
             f"{path}: {_SPREAD[checkpoint.layout]}: no file of it is a whole",

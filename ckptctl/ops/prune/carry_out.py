@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnreadableError
 from ckptctl.ops.prune.needs import needed_in_trash, needed_since
-from ckptctl.ops.prune.protection import survey_of
 from ckptctl.ops.prune.report import PruneReport
+from ckptctl.ops.prune.touchable import survey_of
 from ckptctl.runs.pending import waiting_in
 from ckptctl.runs.pointers import pointers_above, pointers_in
 from ckptctl.runs.trash import companions, discard, leftovers, restore, trash_in

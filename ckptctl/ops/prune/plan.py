@@ -11,7 +11,8 @@ from ckptctl.errors import PolicyError, UnreadableError
 from ckptctl.model.run import State
 from ckptctl.ops.prune.group import Group, kept_of, resolved, victims_of
 from ckptctl.ops.prune.needs import bases_in, seen_in
-from ckptctl.ops.prune.protection import protected, survey_of
+from ckptctl.ops.prune.protection import protected
+from ckptctl.ops.prune.touchable import survey_of
 from ckptctl.retention import Action, decide
 from ckptctl.runs import (
     checkpoint_names,

@@ -5,24 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError
-from ckptctl.layouts import open_checkpoint
 from ckptctl.ops.prune.group import victims_of
+from ckptctl.ops.prune.touchable import why_untouchable
 from ckptctl.retention import Action
-from ckptctl.runs import may_be_of_a_run
 from ckptctl.runs.pending import waiting_in
 from ckptctl.runs.pointers import links_within, pointers_above, pointers_in
 from ckptctl.storage.set_aside import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from ckptctl.model.run import CheckpointInfo
     from ckptctl.ops.prune.group import Group
     from ckptctl.retention import Decision
     from ckptctl.storage.directory import Held
-    from ckptctl.storage.survey import Survey
 
 
 def protected(directory: Held, groups: tuple[Group, ...], bases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
@@ -33,7 +29,7 @@ def protected(directory: Held, groups: tuple[Group, ...], bases: Mapping[str, tu
     victims = {path.name: info for group in groups for info in victims_of(group.decisions) for path in info.paths}
     if not victims:
         return groups
-    why: dict[str, str] = {name: found for name in victims if (found := _untouchable(directory, name))}
+    why: dict[str, str] = {name: found for name in victims if (found := why_untouchable(directory, name))}
     why |= dict.fromkeys(waiting_in(directory.path) & victims.keys(), "its upload is not confirmed")
     pointers = [*pointers_in(directory.path), *pointers_above(directory.path)]
     why |= {one.target: one.name for one in pointers if one.target in victims}
@@ -88,28 +84,3 @@ def _kept_back(decision: Decision, why: Mapping[str, str]) -> Decision:
         if found and decision.action is Action.DELETE
         else decision
     )
-
-
-def _untouchable(directory: Held, name: str) -> str:
-    """Say why something must not be removed; empty if it may be."""
-    found = survey_of(directory, name)
-    if found.why or not found.suspects:
-        return found.why
-    own = _own_files(directory.path / name)
-    foreign = [one for one in found.suspects if one not in own and not any(file.startswith(f"{one}/") for file in own)]
-    return f"it holds what may be a checkpoint of another run ({foreign[0]})" if foreign else ""
-
-
-def _own_files(path: Path) -> set[str]:
-    """Return the files that a checkpoint is made of, by their paths in its directory."""
-    try:
-        checkpoint = open_checkpoint(path)
-    except CkptctlError:
-        return set()
-    files = (contents.range.file.path for contents in checkpoint.files)
-    return {file.relative_to(path).as_posix() for file in files if file.is_relative_to(path)}
-
-
-def survey_of(directory: Held, name: str) -> Survey:
-    """Look at a checkpoint as a thing to remove."""
-    return directory.survey(name, lambda inner, is_directory: may_be_of_a_run(inner, directory=is_directory))

@@ -58,7 +58,7 @@ def verify(
         findings += [*found.findings, *safety(looked.checkpoint, allowed=asked.allowed)]
         report = replace(
             report, bytes=found.outcome, records=found.records, compared=found.compared,
-            digests=dict(found.digests), read=found.nbytes,
+            digests=dict(found.digests), read=found.nbytes, unverified=found.unverified,
         )  # fmt: skip
         if asked.strict:
             findings = _strictly(shown, findings, found.outcome)

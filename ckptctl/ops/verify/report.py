@@ -57,7 +57,8 @@ class VerifyReport:
 
     `bytes` is None where they were not looked at; `records` counts the checksums inside files that were compared,
     `digests` are the SHA-256 of files, by path, of which so many were `compared` with one on record and agree; `read`
-    is how many bytes were read; `wrote` are digests that were written.
+    is how many bytes were read; `wrote` are digests that were written. Of the files called `unverified` nothing is
+    on record.
     """
 
     path: Path
@@ -75,6 +76,7 @@ class VerifyReport:
     digests: dict[Path, str] = field(default_factory=dict)
     read: int = 0
     wrote: tuple[Path, ...] = ()
+    unverified: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
