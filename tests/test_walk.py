@@ -156,3 +156,40 @@ def test_without_arguments_it_says_what_it_can_do(ckptctl):
     assert "inspect" in done.out + done.err
     assert "ckptctl verify --help" in ckptctl("verify", "--nonsense").err
     assert "a file, not a run" in ckptctl("verify", "--latest-good", __file__).err
+
+
+def test_the_newest_of_several_files_of_ranks_says_that_it_is_several(tmp_path, ckptctl):
+    for rank in range(2):
+        shutil.copy(CORPUS / "fsdp" / "fsdp2_1d_2ranks" / f"checkpoint-100-rank{rank}.pt", tmp_path)
+    done = ckptctl("verify", "--latest-good", tmp_path)
+    assert done.out == f"{tmp_path}/checkpoint-100-rank0.pt\n"
+    assert "it is 2 files, one for each rank" in done.err
+
+
+def test_a_schedule_that_never_was_is_not_missed_and_a_trainer_finds_its_place(tmp_path, ckptctl):
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    for name, schedule in (("plain", None), ("scheduled", torch.optim.lr_scheduler.StepLR(optimizer, 1))):
+        torch.save(
+            {"model": {"w": weight.data}, "optimizer": optimizer.state_dict(), "step": 1}, tmp_path / f"{name}.pt"
+        )
+        missed = "missing: scheduler" in ckptctl("inspect", tmp_path / f"{name}.pt").out
+        assert missed is bool(schedule)
+    trainer = CORPUS / "transformers" / "trainer_run" / "checkpoint-40"
+    assert "data position" not in ckptctl("inspect", trainer).out
+    assert ckptctl("verify", "--require", "exact", trainer).status == 0
+
+
+def test_of_which_files_nothing_is_on_record_is_said(ckptctl):
+    done = ckptctl("verify", CORPUS / "transformers" / "trainer_run" / "checkpoint-40")
+    assert "88 CRCs of others verified, unverified: no digest on record of model.safetensors" in done.out
+    done = ckptctl("verify", CORPUS / "deepspeed" / "zero3_bf16_gathered_2ranks")
+    assert "pytorch_model.bin: no part of this checkpoint, and not looked at" in done.out
+    assert "TensorStore, which this version does not read" in ckptctl("verify", CORPUS / "orbax" / "manager").out
+
+
+def test_a_run_is_no_checkpoint_to_convert(tmp_path, ckptctl):
+    done = ckptctl("convert", CORPUS / "transformers" / "trainer_run", "-o", tmp_path / "x")
+    assert "a directory of 4 checkpoints, not one" in done.err

@@ -24,6 +24,7 @@ from ckptctl.cli._verify_text import show
 from ckptctl.errors import CkptctlError, UsageError
 from ckptctl.ops.verify import Judgement, Level, Outcome, VerifyReport
 from ckptctl.ops.verify.run import latest_good, verify_path
+from ckptctl.runs import files_of_ranks
 
 if TYPE_CHECKING:
     from ckptctl.ops.verify.run import Skipped
@@ -142,6 +143,10 @@ def newest(paths: list[Path], level: Level, *, as_json: bool) -> int:
             maybe = "; some could not be looked at, and may be good" if unseen else ""
             print(f"ckptctl: {escape(str(paths[0]))}: no good checkpoint{maybe}", file=sys.stderr)
             return TROUBLE if unseen else NO
+        ranks = files_of_ranks(found)
+        if len(ranks) > 1:
+            said = f"it is {len(ranks)} files, one for each rank, of which this is the first ({ranks[-1]} the last)"
+            print(f"ckptctl: {escape(str(found))}: {escape(said, limit=300)}", file=sys.stderr)
         if isinstance(sys.stdout, io.TextIOWrapper):  # the very bytes of the name: a script opens it
             sys.stdout.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
         print(found)

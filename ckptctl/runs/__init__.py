@@ -12,7 +12,7 @@ from ckptctl.runs._directory import Directory
 from ckptctl.runs._directory import look as look_into
 from ckptctl.runs._names import name_of
 from ckptctl.runs._slots import rank_stem, runs_of
-from ckptctl.storage import address
+from ckptctl.storage import address, names_beside
 
 if TYPE_CHECKING:
     import os
@@ -29,6 +29,7 @@ _ROOTS = ("deepspeed", "rank-files")
 __all__ = [
     "checkpoint_names",
     "directories_in",
+    "files_of_ranks",
     "find_checkpoints",
     "find_runs",
     "is_run",
@@ -60,6 +61,12 @@ def find_checkpoints(root: str | os.PathLike[str], *, pattern: str | None = None
         The pattern is no regular expression.
     """
     return tuple(info for run in find_runs(root, pattern=pattern) for info in run.checkpoints)
+
+
+def files_of_ranks(path: Path) -> tuple[str, ...]:
+    """Return the names of the files of all ranks that a file belongs with; none if it is not of a rank."""
+    stem = rank_stem(path.name)
+    return tuple(sorted(name for name in names_beside(path, ()) if rank_stem(name) == stem)) if stem else ()
 
 
 def open_one(path: Path, *, tag: str = "", narrow: bool = False) -> Checkpoint:

@@ -117,7 +117,10 @@ def plan_prune(directory: Held, settings: Settings, now: datetime) -> PrunePlan:
     seen = seen_in(directory)
     runs = runs_in(directory.path)
     groups = tuple(_group(run, settings, now) for run in runs)
-    bases = bases_in(directory, groups)
+    try:
+        bases = bases_in(directory, groups)
+    except UnreadableError as error:
+        raise UnreadableError(f"{error.message}; it may be a delta on what would go: nothing is deleted") from None
     groups = protected(directory, groups, bases)
     surveys = {
         name: survey_of(directory, name)
