@@ -171,12 +171,12 @@ def test_a_schedule_that_never_was_is_not_missed_and_a_trainer_finds_its_place(t
     optimizer = torch.optim.AdamW([weight])
     weight.sum().backward()
     optimizer.step()
-    for name, schedule in (("plain", None), ("scheduled", torch.optim.lr_scheduler.StepLR(optimizer, 1))):
-        torch.save(
-            {"model": {"w": weight.data}, "optimizer": optimizer.state_dict(), "step": 1}, tmp_path / f"{name}.pt"
-        )
-        missed = "missing: scheduler" in ckptctl("inspect", tmp_path / f"{name}.pt").out
-        assert missed is bool(schedule)
+    path = tmp_path / "m.pt"
+    for scheduled in (False, True):
+        if scheduled:
+            torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        torch.save({"model": {"w": weight.data}, "optimizer": optimizer.state_dict(), "step": 1}, path)
+        assert ("missing: scheduler" in ckptctl("inspect", path).out) is scheduled
     trainer = CORPUS / "transformers" / "trainer_run" / "checkpoint-40"
     assert "data position" not in ckptctl("inspect", trainer).out
     assert ckptctl("verify", "--require", "exact", trainer).status == 0
