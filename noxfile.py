@@ -54,7 +54,7 @@ def property_(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Print speed and memory as ratios against the named rivals."""
+    """Print speed and memory as ratios against the named rivals; ``-- table`` writes docs/benchmarks.md (half an hour)."""
     _develop(session)
     session.run("python", "-m", "tests.bench", *session.posargs)
 
@@ -90,3 +90,4 @@ def docs(session: nox.Session) -> None:
     _develop(session)
     session.run("python", "-m", "tests.docs_pages", "--write")
     session.run("python", "-m", "tests.console", env={"COLUMNS": "80"})
+    session.run("python", "-m", "tests.pictures", "--write")

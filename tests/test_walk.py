@@ -193,3 +193,17 @@ def test_of_which_files_nothing_is_on_record_is_said(ckptctl):
 def test_a_run_is_no_checkpoint_to_convert(tmp_path, ckptctl):
     done = ckptctl("convert", CORPUS / "transformers" / "trainer_run", "-o", tmp_path / "x")
     assert "a directory of 4 checkpoints, not one" in done.err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_numbers_that_were_keys_stay_keys_and_lists_stay_lists(tmp_path):
+    from torch.distributed.checkpoint import save as save_distributed
+
+    one = torch.arange(4.0)
+    optim = {"state": {0: {"exp_avg": one}, 1: {"exp_avg": one + 1}}, "param_groups": [{"params": [0, 1], "lr": 0.1}]}
+    save_distributed({"model": {"a.b": one, "a": one + 2}, "optim": optim}, checkpoint_id=tmp_path / "d", no_dist=True)
+    state = load(tmp_path / "d")
+    assert set(state["optim"]["state"]) == {"0", "1"}  # as torch itself writes and restores them
+    assert state["optim"]["param_groups"][0]["params"] == [0, 1]
+    assert state["model"]["a.b"].equal(one)
+    assert state["model"]["a"].equal(one + 2)

@@ -263,14 +263,19 @@ def _tree(flat: Mapping[str, object], paths: Mapping[str, tuple[str | int, ...]]
                 inner = node[step] = {}
             node = inner
         node[last] = value
-    return _lists(root, _MAX_DEPTH)
+    return _lists(root, _MAX_DEPTH, known=bool(paths))
 
 
-def _lists(node: object, depth: int) -> object:
+def _lists(node: object, depth: int, *, known: bool) -> object:
+    """Make lists of dicts by place; where it is `known` what was one, only of those."""
     if not isinstance(node, dict) or not depth:
         return node
-    inner = {key: _lists(value, depth - 1) for key, value in node.items()}
-    numbers = all(isinstance(key, int) or (isinstance(key, str) and key.isdigit()) for key in inner)
+    inner = {key: _lists(value, depth - 1, known=known) for key, value in node.items()}
+    if known:
+        places = [key for key in inner if isinstance(key, int)]
+        whole = len(places) == len(inner) and sorted(places) == list(range(len(inner)))
+        return [inner[place] for place in range(len(inner))] if inner and whole else inner
+    numbers = all(isinstance(key, str) and key.isdigit() for key in inner)
     return list(inner.values()) if inner and numbers else inner
 
 
