@@ -54,7 +54,7 @@ def property_(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Print speed and memory as ratios against the named rivals; ``-- table`` writes docs/benchmarks.md (half an hour)."""
+    """Print speed and memory as ratios against the named rivals; ``-- table`` writes docs/benchmarks.md."""
     _develop(session)
     session.run("python", "-m", "tests.bench", *session.posargs)
 
