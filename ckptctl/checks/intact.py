@@ -18,7 +18,7 @@ from ckptctl.errors import CkptctlError, CorruptError, counted
 from ckptctl.formats import Checksum, checksums_of
 from ckptctl.formats import read as read_contents
 from ckptctl.model import Aspect, Checkpoint, Encoding, Finding, Severity
-from ckptctl.storage import ByteRange, StoredFile, is_remote, open_file
+from ckptctl.storage import ByteRange, StoredFile, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -77,7 +77,7 @@ def compare_digests(files: Iterable[Contents]) -> int:
     found: dict[Path, FileBytes] = {}
     for contents in every:
         file = contents.range.file
-        if isinstance(file, StoredFile) and not is_remote(file.path) and file.path not in found:
+        if isinstance(file, StoredFile) and file.path not in found:
             recorded = records.of(file.path)
             if recorded:
                 size = contents.range.length

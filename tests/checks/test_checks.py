@@ -106,6 +106,9 @@ def test_a_complete_checkpoint_lacks_nothing(tmp_path):
 def test_each_missing_part_is_named(tmp_path):
     model, optimizer = trained(torch.optim.AdamW)
     checkpoint = saved(tmp_path, model=model.state_dict(), optimizer=optimizer.state_dict())
+    assert gaps(checkpoint) == {"step", "rng", "data position"}  # and no schedule was used
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    checkpoint = saved(tmp_path, model=model.state_dict(), optimizer=optimizer.state_dict())
     assert gaps(checkpoint) == {"scheduler", "step", "rng", "data position"}
     checkpoint = saved(tmp_path, model=model.state_dict(), step=5, rng_state=torch.get_rng_state())
     assert gaps(checkpoint) == {"optimizer", "scheduler", "data position", "python rng", "numpy rng", "cuda rng"}

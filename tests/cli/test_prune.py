@@ -134,7 +134,9 @@ def test_the_directory_may_come_from_the_environment_or_be_this_one(ckptctl, run
 
 def test_trash_and_restore(ckptctl, run):
     result = ckptctl("prune", run, "--keep-last", 1, "--trash-for", "7d")
-    assert result.out.splitlines()[-1] == "put into the trash for 7 d: 3 of 5, freed 0 B"
+    assert result.out.splitlines()[-1] == (
+        "put into the trash for 7 d: 3 of 5, freed 0 B, --restore step_1000.safetensors brings it back"
+    )
     back = ckptctl("prune", run, "--restore", "step_2000.safetensors")
     assert (back.status, back.out.splitlines()[0]) == (0, f"restored {run / 'step_2000.safetensors'}")
     assert "pin it (" in back.out

@@ -270,7 +270,7 @@ def test_a_class_of_ones_own_can_be_allowed():
 
 
 RESUME = {
-    "transformers/trainer_run/checkpoint-40": (Verdict.CONTINUES, ("data position",)),
+    "transformers/trainer_run/checkpoint-40": (Verdict.EXACT, None),
     "accelerate/save_state_1ranks/checkpoints/checkpoint_3": (Verdict.CONTINUES, ("step",)),
     "lightning/top2_improving/checkpoints/last.ckpt": (Verdict.CONTINUES, ("python rng", "numpy rng", "torch rng")),
     "deepspeed/zero2_bf16_2ranks": (Verdict.CONTINUES, ("python rng", "numpy rng", "torch rng", "data position")),
