@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -10,7 +9,6 @@ import time
 import pytest
 import torch
 
-from ckptctl.errors import CorruptError
 from ckptctl.ops.verify import verify
 from ckptctl.training import AfterSave, latest_good, load, save
 from tests.samples import CORPUS
@@ -73,7 +71,9 @@ def test_what_frameworks_wrote_is_loaded_each_tensor_once_and_nested_as_it_was(p
     assert keys <= set(state)
     assert not any("." in str(key) for key in state if key != "ds_config")
     optimizer = state.get("optimizer") or state.get("app", {}).get("optim")
-    if optimizer:
+    if (
+        optimizer and "deepspeed" not in path
+    ):  # which keeps its groups elsewhere, and moments by the name of their parameter
         assert {"state", "param_groups"} <= set(optimizer)
         assert all("exp_avg" in one for one in optimizer["state"].values())
 
@@ -111,16 +111,6 @@ def test_a_framework_that_saves_to_one_name_again_keeps_its_digest_right(tmp_pat
         torch.save({"w": torch.full((5,), float(step))}, directory / "pytorch_model.bin")
         after(directory)
         assert verify(directory).bytes.value == "verified"
-
-
-def test_damage_is_never_taken_for_a_later_save(tmp_path):
-    after, one = AfterSave(strict=True), tmp_path / "step_1.safetensors"
-    save(one, {"w": torch.zeros(100)})
-    seen = one.stat()
-    flipped(one)
-    os.utime(one, ns=(seen.st_atime_ns, seen.st_mtime_ns))
-    with pytest.raises(CorruptError):
-        after(one)
 
 
 def test_what_nobody_could_look_at_is_not_called_bad(tmp_path, ckptctl, monkeypatch):

@@ -78,7 +78,8 @@ def compare_digests(files: Iterable[Contents]) -> int:
     for contents in every:
         file = contents.range.file
         if isinstance(file, StoredFile) and file.path not in found:
-            recorded = records.of(file.path)
+            said = (Recorded(digest=contents.sha256, source=every[0].range.file.path),) if contents.sha256 else ()
+            recorded = (*records.of(file.path), *said)
             if recorded:
                 size = contents.range.length
                 found[file.path] = FileBytes(path=file.path, nbytes=size, file=file, recorded=recorded)

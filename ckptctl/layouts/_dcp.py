@@ -258,11 +258,15 @@ def _tree(flat: Mapping[str, object], paths: Mapping[str, tuple[str | int, ...]]
     for name, value in flat.items():
         node, (*path, last) = root, paths.get(name) or name.split(".", _MAX_DEPTH)
         for step in path:
-            inner = node.get(step)
+            inner = node.setdefault(step, {})
             if not isinstance(inner, dict):
-                inner = node[step] = {}
+                break  # something else lies there
             node = inner
-        node[last] = value
+        else:
+            if last not in node:
+                node[last] = value
+                continue
+        root[name] = value
     return _lists(root, _MAX_DEPTH, known=bool(paths))
 
 

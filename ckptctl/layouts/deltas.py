@@ -6,7 +6,9 @@ has to give. A base that is missing or another one is named, never passed over.
 
 from __future__ import annotations
 
+import errno
 import json
+import stat
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -79,20 +81,30 @@ def stated_bases(path: Path) -> tuple[str, ...]:
 def _stated_base(path: Path) -> Base | None:
     if path.suffix != SUFFIX:
         return None
+    if not _is_file(path):
+        return None
     try:
-        if not path.exists():  # or a link that leads nowhere
-            return None
         file = open_file(path)
         try:
             return base_of(formats.glance(file.range()))
         finally:
             file.release()
     except UnreadableError:
-        raise
-    except OSError as error:
-        raise unreadable(path, error) from None
+        if _is_file(path):
+            raise
+        return None  # it vanished meanwhile
     except CkptctlError:
         return None
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a file under a name: no directory, no pipe, no link that leads nowhere or in a circle."""
+    try:
+        return path.is_file() if is_remote(path) else stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise unreadable(path, error) from None
 
 
 def needed_by(path: Path) -> str:
@@ -112,7 +124,7 @@ def needed_by(path: Path) -> str:
 def is_same_file(path: Path, name: str) -> bool:
     """Whether a name beside a file is that file, or a link to it."""
     other = path.with_name(name)
-    return path == other or (not is_remote(path) and other.exists() and path.exists() and path.samefile(other))
+    return path == other or (not is_remote(path) and _is_file(other) and _is_file(path) and path.samefile(other))
 
 
 def text_of(base: Base) -> str:
@@ -142,7 +154,8 @@ def with_bases(path: Path, contents: Contents) -> tuple[Contents, tuple[Contents
     for delta, base in zip(reversed(files[:-1]), reversed(bases), strict=True):
         whole = _joined(path, delta, base, whole)
     first = replace(contents, metadata=whole.metadata)
-    return whole, (first, *(replace(one, metadata={}) for one in files[1:])), tuple(bases)
+    below = (replace(one, metadata={}, sha256=base.sha256) for one, base in zip(files[1:], bases, strict=True))
+    return whole, (first, *below), tuple(bases)
 
 
 def _read(path: Path, where: Path, base: Base) -> Contents:

@@ -76,7 +76,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What one file holds. `values` is its nested plain state, with `TensorRef`s in place of tensors."""
+    """What one file holds. `values` is its nested plain state, with `TensorRef`s in place of tensors.
+
+    `sha256` is what a file that needs this one says of it.
+    """
 
     format: str
     range: ByteRange
@@ -85,6 +88,7 @@ class Contents:
     metadata: Mapping[str, str] = field(default_factory=dict)
     globals: tuple[GlobalUse, ...] = ()
     findings: tuple[Finding, ...] = ()
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,8 @@ def carry_out(
                 contents.range.file.release()
         if work.overflows and not options.allow_overflow:
             raise _overflow(outputs.files[0].path, work.overflows, options)
+        for needed in outputs.needed:
+            needed.check_in_place()
         _publish(outputs, staged, sidecars=options.digest and options.sidecar)
     return Outcome(
         files=tuple(written for _, written in staged),

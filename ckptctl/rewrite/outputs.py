@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ckptctl.rewrite.options import Options
     from ckptctl.rewrite.prepared import Prepared
+    from ckptctl.storage import StoredFile
     from ckptctl.storage.copy import Crc, Pump
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -59,11 +60,15 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The files to be written for one source, and the text of the index if there are several."""
+    """The files to be written for one source, and the text of the index if there are several.
+
+    What is in `needed` has to lie in its place still when they get their names.
+    """
 
     files: tuple[OutputFile, ...]
     index: Path | None = None
     index_text: str = ""
+    needed: tuple[StoredFile, ...] = ()
 
 
 def lay_out(prepared: Prepared, target: Path, options: Options, *, shards: Mapping[str, tuple[str, ...]]) -> Outputs:

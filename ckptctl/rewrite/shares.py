@@ -64,8 +64,8 @@ def _shared_out(
         return Outcome(files=(), seconds=0, verified=0, overflows={})
     markers.begin(share)
     try:
-        if options.check and share.index == 0:
-            compared = compare_digests(inputs)
+        if options.check:
+            compared = compare_digests(_read_by(mine, inputs))
         todo = [file for file in mine if not markers.finished(file)]
         progress(sum(file.writer.nbytes for file in mine) - sum(file.writer.nbytes for file in todo))
         for file in todo:
@@ -82,6 +82,14 @@ def _shared_out(
     seconds = time.monotonic() - start
     verified = sum(markers.verified.values())
     return Outcome(files=files, seconds=seconds, verified=verified, overflows=overflows, compared=compared)
+
+
+def _read_by(files: tuple[OutputFile, ...], inputs: tuple[Contents, ...]) -> tuple[Contents, ...]:
+    """Return the inputs that some files are made of: each worker makes sure of its own."""
+    sources = [item.source for file in files for item in file.items.values()]
+    every = [tensor for source in sources for tensor in (source, *source.parts)]
+    read = {id(piece.range.file) for tensor in every for piece in (*tensor.pieces, *tensor.copies)}
+    return tuple(one for one in inputs if id(one.range.file) in read)
 
 
 def owned(files: tuple[OutputFile, ...], share: Share) -> tuple[OutputFile, ...]:

@@ -39,7 +39,7 @@ def look(path: Path, pattern: re.Pattern[str] | None) -> Directory:
         entries = sorted(entries_of(path), key=lambda entry: entry.name)
     except OSError as error:
         raise unreadable(path, error) from None
-    if sum(entry.is_dir() for entry in entries) >= _SEVERAL:
+    if sum(not entry.is_symlink() and entry.is_dir() for entry in entries) >= _SEVERAL:
         list_ahead(path)
     every = {entry.name for entry in entries}
     for entry in entries:

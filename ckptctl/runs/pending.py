@@ -122,7 +122,8 @@ def ticket_of(entry: Path) -> Pending:
         if ticket.stat().st_size <= _MOST:
             said: dict[str, Any] = {**json.loads(ticket.read_bytes())}
             files = tuple(PendingFile(**one) for one in said.pop("files"))
-            if said.pop("schema") == _SCHEMA and all(_is_inside(one.name) for one in files):
+            right = said.pop("schema") == _SCHEMA and files and all(_is_right(one) for one in files)
+            if right and set(said) == {"to", "name", "directory", "step"} and _is_name(said["name"], entry):
                 return Pending(entry=entry, files=files, **said)
     except OSError as error:
         raise unreadable(ticket, error) from None
@@ -131,5 +132,12 @@ def ticket_of(entry: Path) -> Pending:
     raise CorruptError(f"{ticket}: not what an uploader of this version wrote")
 
 
-def _is_inside(name: str) -> bool:
-    return not name.startswith("/") and ".." not in name.split("/")
+def _is_right(file: PendingFile) -> bool:
+    kinds = {"name": str, "size": int, "mtime_ns": int, "sha256": str, "linked": bool}
+    if any(type(getattr(file, field)) is not kind for field, kind in kinds.items()):
+        return False
+    return file.name[:1] not in ("", "/") and ".." not in file.name.split("/")
+
+
+def _is_name(name: object, entry: Path) -> bool:
+    return isinstance(name, str) and entry.name.partition("-")[2] == name

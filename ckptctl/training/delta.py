@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.digests import recorded_for, sums_of
 from ckptctl.errors import CkptctlError, UsageError
 from ckptctl.layouts import open_checkpoint
 from ckptctl.layouts.deltas import MAX_CHAIN, is_same_file, text_of
 from ckptctl.model import Base
 from ckptctl.rewrite.outputs import SAFETENSORS, OutputFile, Outputs
-from ckptctl.storage import StoredFile, open_file
+from ckptctl.storage import StoredFile, has_file, open_file
 from ckptctl.tensors.compare import same_bytes
 from ckptctl.values import BASE_KEY, BASE_VALUES_KEY, VALUES_KEY
 
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
     from ckptctl.model import Checkpoint, TensorInfo
     from ckptctl.rewrite.prepared import Item
 
-_BLOCK = 4 << 20
+_BLOCK, _MOST_WRITTEN = 4 << 20, 16
+_written: dict[Path, tuple[tuple[int, ...], str]] = {}
 
 
 def checked_base(base: str | os.PathLike[str] | None, target: Path) -> Path | None:
@@ -39,9 +39,11 @@ def checked_base(base: str | os.PathLike[str] | None, target: Path) -> Path | No
     if base is None:
         return None
     path = target.parent / Path(base).name
+    if path.is_symlink():  # it may lead elsewhere tomorrow
+        path = target.parent / path.resolve().name if path.resolve().parent == target.parent.resolve() else path
     if target.suffix != SAFETENSORS or path.suffix != SAFETENSORS:
         raise UsageError(f"{target}: a delta is one safetensors file, and so is its base")
-    if Path(base).absolute().parent.resolve() != target.parent.resolve():
+    if path.is_symlink() or Path(base).absolute().parent.resolve() != target.parent.resolve():
         raise UsageError(f"{base}: a base lies beside what is saved, in {target.parent}")
     if is_same_file(target, path.name):
         raise UsageError(f"{target}: it cannot be its own base", hint="save each checkpoint under a name of its own")
@@ -50,25 +52,21 @@ def checked_base(base: str | os.PathLike[str] | None, target: Path) -> Path | No
 
 def without_unchanged(outputs: Outputs, base: Path | None) -> Outputs:
     """Return what is to be written where a base has some of it; all of it, with a warning, if the base is of no use."""
-    if base is None:
-        return outputs
+    if base is None or has_file(outputs.files[0].path):
+        return outputs  # what is there is whole: it is replaced by nothing that needs another
     try:
         checkpoint = open_checkpoint(base)
         if len(checkpoint.bases) >= MAX_CHAIN:
             return outputs  # whoever loads it has to have all of them
         return _delta(outputs, base, checkpoint)
     except CkptctlError as error:
-        warnings.warn(f"the whole state is saved: {error.message}", UserWarning, stacklevel=4)
+        warn_whole(error)
         return outputs
 
 
-def has_bases(path: Path) -> bool:
-    """Whether a delta that was written has its bases: what deletes one looks for new deltas after, this before."""
-    try:
-        return bool(open_checkpoint(path, glance=True).bases)
-    except CkptctlError as error:
-        warnings.warn(f"the whole state is saved: {error.message}", UserWarning, stacklevel=4)
-        return False
+def warn_whole(error: CkptctlError) -> None:
+    """Say that all is saved, and why."""
+    warnings.warn(f"the whole state is saved: {error.message}", UserWarning, stacklevel=5)
 
 
 def _delta(outputs: Outputs, base: Path, checkpoint: Checkpoint) -> Outputs:
@@ -88,8 +86,10 @@ def _delta(outputs: Outputs, base: Path, checkpoint: Checkpoint) -> Outputs:
         tensors=tuple(same.values()),
         beyond=tuple(one.name for one in checkpoint.bases),
     )
-    for one in checkpoint.files:
-        _check_in_place(one.range.file)
+    needed = tuple(one.range.file for one in checkpoint.files if isinstance(one.range.file, StoredFile))
+    for one in needed:
+        one.check_in_place()
+        one.release()
     texts: dict[str, str] = dict(file.metadata)
     texts[BASE_VALUES_KEY] = texts.pop(VALUES_KEY)
     made = OutputFile(
@@ -97,7 +97,7 @@ def _delta(outputs: Outputs, base: Path, checkpoint: Checkpoint) -> Outputs:
         items=_without(file.items, frozenset(same.values())),
         metadata={**texts, BASE_KEY: text_of(said)},
     )
-    return replace(outputs, files=(made,))
+    return replace(outputs, files=(made,), needed=needed)
 
 
 def _place(tensor: TensorInfo) -> object:
@@ -117,20 +117,20 @@ def _is_same(item: Item, before: TensorInfo | None) -> bool:
     return now.layout == "strided" and same_bytes(now, before)
 
 
-def _check_in_place(file: object) -> None:
-    """Make sure that what was compared is still what has its name."""
-    if isinstance(file, StoredFile):
-        file.check_in_place()
-        file.release()
+def remember(path: Path, sha256: str) -> None:
+    """Keep the digest of a file that was just written, so that a delta on it need not read it again."""
+    found = path.stat()
+    _written[path] = (found.st_ino, found.st_size, found.st_mtime_ns), sha256
+    while len(_written) > _MOST_WRITTEN:
+        del _written[next(iter(_written))]
 
 
 def _digest(path: Path, stored: object) -> str:
-    """Return the SHA-256 of a base: the one on record, or else what it is."""
-    names = [one.name for one in path.parent.iterdir()]
-    found = recorded_for(path, names, sums_of(path.parent, names))
-    known = next((one.digest.lower() for one in found if one.digest and not one.shared), "")
-    if known:
-        return known
+    """Return the SHA-256 of a base: as it was written by this process, or else as it is; a record may be of another."""
+    found = path.stat()
+    known, sha256 = _written.get(path, ((), ""))
+    if known == (found.st_ino, found.st_size, found.st_mtime_ns):
+        return sha256
     file = stored.again() if isinstance(stored, StoredFile) else open_file(path)
     digest, buffer, at = hashlib.sha256(), memoryview(bytearray(_BLOCK)), 0
     while count := file.pread_into(buffer, at):

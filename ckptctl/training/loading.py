@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ckptctl.model import Checkpoint, Contents, TensorInfo
     from ckptctl.training.ranks import Ranks
 
+_OF_FILES = frozenset({"hf-trainer", "accelerate"})
+"""Layouts of a file for each component: one without a tree of its own is called as its component is."""
 _TRIES = 3
 """So often a checkpoint is looked at that somebody replaces meanwhile."""
 _OF_A_RANK = frozenset({Component.RNG, Component.DATA})
@@ -234,15 +236,20 @@ def _values(checkpoint: Checkpoint, tensors: Mapping[str, Any]) -> object:
     loose = {part: [n for n in one.tensors if n not in known] for part, one in checkpoint.parts.items()}
     if not state:
         return {n: TensorRef(name=n) for n in tensors}
+    for part, names in loose.items():  # those that no tree has
+        prefix = checkpoint.parts[part].prefix
+        below = {n.removeprefix(f"{prefix}."): TensorRef(name=n) for n in names}
+        if prefix and names and state.get(prefix) is None and all(n.startswith(f"{prefix}.") for n in names):
+            state[prefix] = below
+        elif names and checkpoint.layout in _OF_FILES:
+            state.setdefault(part.value, below)
+        else:
+            state |= {n: TensorRef(name=n) for n in names}
     for key in [one.prefix for one in checkpoint.parts.values() if "." in one.prefix and one.prefix in state]:
         outer, inner = key.split(".", 1)  # the key that both model and optimizer lay under
-        below = state.setdefault(outer, {})
-        if isinstance(below, dict):
-            below[inner] = state.pop(key)
-    for part, names in loose.items():  # those of a file that has no tree of its own
-        cut = f"{checkpoint.parts[part].prefix}." if checkpoint.parts[part].prefix else ""
-        if names:
-            state.setdefault(part.value, {n.removeprefix(cut): TensorRef(name=n) for n in names})
+        within = state[outer] = {} if state.get(outer) is None else state[outer]
+        if isinstance(within, dict):
+            within[inner] = state.pop(key)
     return state
 
 

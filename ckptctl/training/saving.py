@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import UsageError, about
+from ckptctl.errors import ChangedError, UsageError, about
 from ckptctl.layouts import split
 from ckptctl.model import Contents
 from ckptctl.rewrite.carry_out import carry_out
@@ -19,7 +19,7 @@ from ckptctl.rewrite.targets import check_outputs
 from ckptctl.storage import address, is_remote, unreadable
 from ckptctl.storage.atomic import check_target
 from ckptctl.storage.byterange import MemoryFile
-from ckptctl.training.delta import checked_base, has_bases, without_unchanged
+from ckptctl.training.delta import checked_base, remember, warn_whole, without_unchanged
 from ckptctl.training.live import Live, taken_apart
 from ckptctl.training.ranked import write_ranks
 from ckptctl.training.ranks import Ranks, all_ranks
@@ -61,7 +61,8 @@ def save(
         Texts for the file's ``__metadata__``.
     base
         A file beside this one that `save` wrote: what it has byte by byte is not written again, and this file cannot
-        be read without it. After eight such steps, or if the base is of no use, all is written.
+        be read without it. After eight such steps, if the base is of no use, or if there is a file of that name
+        already, all is written.
 
     Raises
     ------
@@ -121,10 +122,17 @@ def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks, base: Path |
     whole = _planned(live, metadata, live.path)
     outputs = without_unchanged(whole, base)
     check_outputs(outputs, (), _OPTIONS)
-    digest = carry_out(outputs, (), _OPTIONS, lambda _: None).files[0].sha256
-    if outputs is whole or has_bases(live.path):
-        return digest
-    return carry_out(whole, (), _OPTIONS, lambda _: None).files[0].sha256
+    try:
+        written = carry_out(outputs, (), _OPTIONS, lambda _: None).files[0]
+        for one in outputs.needed:
+            one.check_in_place()  # what deletes a base looks for new deltas afterwards, this for the base
+    except ChangedError as error:
+        if outputs is whole:
+            raise
+        warn_whole(error)
+        written = carry_out(whole, (), _OPTIONS, lambda _: None).files[0]
+    remember(live.path, written.sha256)
+    return written.sha256
 
 
 def _planned(live: Live, metadata: Mapping[str, str], path: Path) -> Outputs:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CkptctlError, UnreadableError, UsageError, counted
 from ckptctl.runs import step_in_name
 from ckptctl.runs.pending import STAGING, entries_in, has_ticket, number_of, ticket_of
-from ckptctl.storage import address, is_remote, is_writable
+from ckptctl.storage import address, is_remote, is_writable, unreadable
 from ckptctl.storage.directory import Directory
 from ckptctl.training.at_exit import closed_at_exit
 from ckptctl.training.snapshot import sweep, taken
@@ -84,7 +84,10 @@ class Uploader:
             raise UsageError(f"{self.to}: this is the run itself", hint="name a bucket or another directory")
         self.anchor_every, self.drain_seconds = anchor_every, drain_seconds
         staging = self.run / STAGING
-        staging.mkdir(parents=True, exist_ok=True)
+        try:
+            staging.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unreadable(staging, error) from None
         self._last_step = -1
         self._held = ExitStack()
         directory = self._held.enter_context(Directory(staging))

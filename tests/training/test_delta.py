@@ -229,6 +229,8 @@ def test_a_base_that_is_of_no_use_is_warned_of_and_all_is_saved(tmp_path):
         with pytest.warns(UserWarning, match="the whole state is saved"):
             save(named(tmp_path, 2), frozen(2), base=tmp_path / bad)
         assert not open_checkpoint(named(tmp_path, 2)).bases
+        named(tmp_path, 2).unlink()
+    save(named(tmp_path, 2), frozen(2))
     save(named(tmp_path, 3), {"other": torch.ones(3)}, base=named(tmp_path, 2))
     assert not open_checkpoint(named(tmp_path, 3)).bases
     for target, base in (

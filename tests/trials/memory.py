@@ -23,7 +23,7 @@ def limited(*arguments: object) -> tuple[int, str]:
         text=True,
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (_LIMIT, _LIMIT)),
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
     )
     return done.returncode, (done.stderr or done.stdout).strip().rpartition("\n")[2][:160]
 

@@ -17,7 +17,7 @@ from ckptctl.ops.prune.report import PruneReport
 from ckptctl.ops.prune.settings import Settings
 from ckptctl.runs import is_run
 from ckptctl.runs.trash import restore, trash_in
-from ckptctl.storage import has_file, is_writable, unreadable
+from ckptctl.storage import has_file, is_remote, is_writable, unreadable
 from ckptctl.storage.directory import open_directory
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool
     holding = []
     for one in (path, *directories_below(path)):
         with open_directory(one) as directory:
-            if any(name in (trash.name, trash.entry) for trash in trash_in(directory)):
+            if any(name in (trash.name, trash.entry) for trash in trash_in(directory)) or directory.stat(name):
                 holding.append(one)
     if len(holding) > 1:
         raise ExistsError(f"{path}: {name} is in the trash of {len(holding)} runs; name one", hint=str(holding[0]))
@@ -189,11 +189,14 @@ def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool
         directory.lock(wait=wait, needed=needed)
         if name in directory.brought_back:  # somebody was killed in the middle of it
             return (directory.path / name,)
-        back = list(restore(directory, name))
-        for restored in back:  # it grows: a delta is nothing without its bases
-            for base in missing_bases(directory.path / restored):
-                if base not in back and any(base == trash.name for trash in trash_in(directory)):
-                    back += restore(directory, base)
+        there = directory.stat(name) is not None
+        entry = next((one.entry for one in reversed(trash_in(directory)) if name in (one.name, one.entry)), "")
+        held = directory.path / (entry if entry and not is_remote(path) else name)
+        back: list[str] = []
+        for base in reversed(stated_bases(held)):  # before what is nothing without them
+            if directory.stat(base) is None and any(base == one.name for one in trash_in(directory)):
+                back += restore(directory, base)
+        back = back if there and back and not entry else [*restore(directory, name), *back]
         return tuple(directory.path / restored for restored in back)
 
 

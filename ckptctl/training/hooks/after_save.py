@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.digests import SUMS, stale_digests
+from ckptctl.checks.digests import SUMS, signature, stale_digests
 from ckptctl.errors import CkptctlError, CorruptError
 from ckptctl.model import Severity
 from ckptctl.ops.verify import Level, verify
@@ -62,7 +62,7 @@ class AfterSave:
         self.policy, self.upload_to, self.anchor_every, self.strict = policy, upload_to, anchor_every, strict
         self._level = Level(write=digests, allowed=frozenset(allow))
         self._uploaders: dict[Path, Uploader] = {}
-        self._wrote: set[Path] = set()
+        self._wrote: dict[Path, tuple[object, ...]] = {}
 
     def __call__(self, path: str | os.PathLike[str]) -> None:
         """Do it for the checkpoint that was saved to a path.
@@ -113,25 +113,32 @@ class AfterSave:
         self.close()
 
     def _done(self, path: Path) -> None:
-        if self._level.write:
-            self._digests_go(path)
         report = verify(path, level=self._level)
-        self._wrote |= {one for one in report.wrote if one.name != SUMS}
+        if self._level.write and self._stale_gone(path, wrong=report.judgement is Judgement.WRONG):
+            report = verify(path, level=self._level)
+        self._wrote |= {digest: signature(path) for digest in report.wrote}
         _check(report)
         if self.upload_to is not None:
             self._uploader(path.absolute().parent).upload(path)
         if self.policy is not None:
             prune(path.absolute().parent, self.policy)
 
-    def _digests_go(self, path: Path) -> None:
-        """Remove the digests that what was saved now has left behind: older than their file, or without it."""
+    def _stale_gone(self, path: Path, *, wrong: bool) -> bool:
+        """Remove digests that were left behind: those whose file is gone, and if something is `wrong` the stale ones.
+
+        Stale is what is older than its file, and what was written here when its file was another.
+        """
         try:
-            orphans = [one for one in self._wrote if not one.with_suffix("").exists()]
-            for stale in (*stale_digests(path), *orphans):
-                stale.unlink(missing_ok=True)
-                self._wrote.discard(stale)
+            orphans = [one for one in self._wrote if one.name != SUMS and not one.with_suffix("").exists()]
+            mine = [one for one in self._wrote if one.parent == path or one.with_suffix("") == path]
+            changed = [one for one in mine if self._wrote[one] != signature(path)]
+            stale = [one for one in (*stale_digests(path), *changed) if one.exists()] if wrong else []
+            for one in (*orphans, *stale):
+                one.unlink(missing_ok=True)
+                self._wrote.pop(one, None)
         except OSError as error:
             raise unreadable(path, error) from None
+        return bool(stale)
 
     def _uploader(self, run: Path) -> Uploader:
         if run not in self._uploaders:
