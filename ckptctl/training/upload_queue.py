@@ -10,7 +10,9 @@ import warnings
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import ChangedError, CkptctlError, UnreadableError, counted
+from ckptctl.layouts.deltas import stated_bases
 from ckptctl.runs.pending import has_ticket
+from ckptctl.storage import has_file
 from ckptctl.training.snapshot import forget
 from ckptctl.training.transfer import send
 from ckptctl.training.upload_job import Job
@@ -121,6 +123,7 @@ class UploadQueue:
             if not has_ticket(job.pending.entry):
                 raise ChangedError(f"{job.pending.entry}: what was held of it is gone")  # noqa: TRY301  # as any other
             done = send(job.pending, self.to, at_once=self._at_once)
+            self._look_for_bases(job.pending)
             forget(job.pending)
         except UnreadableError as error:
             self._again(job, error)
@@ -132,6 +135,13 @@ class UploadQueue:
             with self._changed:
                 self._drop(job)
             job.tell(done)
+
+    def _look_for_bases(self, pending: Pending) -> None:
+        """Warn of what a delta cannot be read without where it is now."""
+        bases = () if pending.directory else stated_bases(pending.source(pending.files[0]))
+        lost = [base for base in bases if not has_file(self.to / base)]
+        if lost:
+            warn(f"{pending.name} cannot be read in {self.to} without {', '.join(lost)}: upload that as well")
 
     def _next(self) -> Job | None:
         """Return the next job that is due: anchors first, then in their order; None at the end."""

@@ -180,6 +180,19 @@ def test_a_ticket_that_makes_no_sense_holds_up_nothing(tmp_path, change):
         Uploader(run / "step_1.safetensors", tmp_path / "to")
 
 
+def test_a_delta_that_is_uploaded_without_its_base_is_said_to_be_of_no_use_there(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    chain(run, 1, 2)
+    said = pytest.warns(UserWarning, match=r"step_2\.safetensors cannot be read in .* without step_1\.safetensors")
+    with said, Uploader(run, tmp_path / "to") as uploader:
+        uploader.upload(named(run, 2)).result(20)
+    with Uploader(run, tmp_path / "other") as uploader:
+        uploader.upload(named(run, 1)).result(20)
+        uploader.upload(named(run, 2)).result(20)
+    assert same(load(tmp_path / "other" / "step_2.safetensors"), frozen(2))
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_what_a_distributed_save_flattened_is_put_together_as_torch_does(tmp_path):
     from torch.distributed.checkpoint import save as save_distributed
