@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckptctl.errors import CkptctlError
 from ckptctl.model import Aspect, Finding, Severity
 from ckptctl.model.endings import ENDINGS
 from ckptctl.storage import open_file
@@ -58,8 +59,11 @@ def not_looked_at(path: Path, checkpoint: Checkpoint) -> Iterator[Finding]:
 def _documents(directory: Path) -> Iterator[Finding]:
     """Yield the JSON files of a checkpoint directory that are none: cut, or never written."""
     for path in sorted(directory.glob("*.json")) if directory.is_dir() else ():
-        if path.is_file() and not _is_json(path):
-            yield _finding("bad-json", path.name, f"{path.name} is empty, cut or not JSON")
+        try:
+            if path.is_file() and not _is_json(path):
+                yield _finding("bad-json", path.name, f"{path.name} is empty, cut or not JSON")
+        except CkptctlError as error:  # noqa: PERF203  # the others are looked at
+            yield _finding(error.slug, path.name, error.message)
 
 
 def _is_json(path: Path) -> bool:

@@ -94,7 +94,7 @@ def _bare(path: Path, there: frozenset[str]) -> Recorded | None:
     if path.name in by_name:
         return Recorded(digest=by_name[path.name], source=source)
     twins = tuple(sorted(n for n in there if Path(n).stem == path.stem and Path(n).suffix in ENDINGS))
-    if any(twin in by_name for twin in twins):
+    if any(twin in by_name for twin in twins) or (twins and path.suffix not in ENDINGS):
         return None  # it is of another one
     return Recorded(digest=lines[0][0] if lines else "", source=source, shared=twins if len(twins) > 1 else ())
 
@@ -196,7 +196,11 @@ def stale_digests(path: Path) -> tuple[Path, ...]:
     found: dict[Path, None] = {}
     for file in _files_of(path):
         lists = [above / SUMS for above in file.parents if above.is_relative_to(path)]
-        for digest in (file.with_name(f"{file.name}{_SUFFIX}"), file.with_suffix(_SUFFIX), *lists):
+        for digest in (
+            file.with_name(f"{file.name}{_SUFFIX}"),
+            *([file.with_suffix(_SUFFIX)] if file.suffix in ENDINGS else []),
+            *lists,
+        ):
             if digest.is_file() and digest.stat().st_mtime_ns <= file.stat().st_mtime_ns:
                 found[digest] = None
     return tuple(found)

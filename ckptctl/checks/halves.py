@@ -29,7 +29,11 @@ def check_halves(
     """Yield a finding for each weight whose copy in 16 bits is not what it rounds to."""
     if checkpoint.layout != "deepspeed" or Component.MODEL not in checkpoint.parts:
         return
-    other = open_checkpoint(path, narrow=True).parts.get(Component.MODEL)
+    try:
+        other = open_checkpoint(path, narrow=True).parts.get(Component.MODEL)
+    except CkptctlError as error:
+        yield _of_error(path, error)
+        return
     for name, tensor in checkpoint.parts[Component.MODEL].tensors.items():
         half = other.tensors.get(name) if other else None
         if half is None or tensor.dtype.name != "F32" or half.dtype.name not in _NARROW or half.shape != tensor.shape:
@@ -38,8 +42,9 @@ def check_halves(
             continue  # it is kept once only
         try:
             agree = _rounds_to(tensor, half, progress)
-        except CkptctlError:
-            continue  # whoever looked at the values has said so
+        except CkptctlError as error:
+            yield _of_error(path, error)
+            continue
         if not agree:
             message = (
                 f"{name} in fp32 does not round to its copy in {half.dtype}: partitions mixed up, or of another save"
@@ -47,6 +52,11 @@ def check_halves(
             yield Finding(
                 aspect=Aspect.VALUES, severity=Severity.ERROR, slug="halves-differ", where=path.name, message=message
             )
+
+
+def _of_error(path: Path, error: CkptctlError) -> Finding:
+    slug = error.kind or error.slug
+    return Finding(aspect=Aspect.VALUES, severity=Severity.ERROR, slug=slug, where=path.name, message=error.message)
 
 
 def _rounds_to(tensor: TensorInfo, half: TensorInfo, progress: Callable[[int], None]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptctl.cli._convert_options import told
+from ckptctl.cli._errors import mute
 from ckptctl.cli._output import Printer, print_json, to_json
 from ckptctl.cli._progress import Bar, stopped_by_sigterm
 from ckptctl.cli._rewrite_text import details, head, tensor_rows
@@ -58,7 +59,14 @@ class Answer:
             self.documents.append(to_json(report))
         if not self.printer:
             return
-        self.printer.paragraph(head(report))
+        try:
+            self._show(self.printer, report)
+        except BrokenPipeError:  # nobody reads on; the rest is converted all the same
+            mute()
+            self.printer = None
+
+    def _show(self, printer: Printer, report: RewriteReport) -> None:
+        printer.paragraph(head(report))
         if not self.brief:
             for text, style in details(report):
-                self.printer.paragraph(f"  {text}", style=style)
+                printer.paragraph(f"  {text}", style=style)

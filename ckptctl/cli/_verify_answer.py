@@ -62,12 +62,11 @@ class Answer:
 
     def _calls(self, paths: Iterable[Path], bar: Bar) -> Iterator[Callable[[], VerifyReport]]:
         every = list(paths)
-        for path in every:
-            if len(every) > 1 and path.name.endswith(_BESIDE):
-                continue  # a pattern of the shell takes them along
+        checkpoints = [path for path in every if not path.name.endswith(_BESIDE)]
+        for path in checkpoints or every:  # a pattern of the shell takes digests along
             try:
                 yield from verify_path(path, self.level, partial(self._advance, bar))
-            except CkptctlError as error:  # one that cannot be listed does not stop the rest
+            except CkptctlError as error:  # noqa: PERF203  # one that cannot be listed does not stop the rest
                 yield partial(_raise, error)
 
     def _take(self, future: Future[VerifyReport]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError, CorruptError
+from ckptctl.errors import CkptctlError, CorruptError, LimitError
 from ckptctl.formats._pickle import interpret_calls, record
 from ckptctl.formats._pickle.interpret import value_of
 from ckptctl.formats._pickle.loop import outranked
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _MODULE = "torch.distributed.checkpoint.metadata"
 _MAX_DEPTH = 32
+_LEAST, _CHUNK_BYTES = 1000, 16
+"""So many bytes describe a block at least, beyond the first thousand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ def read_metadata(source: ByteRange) -> DcpMetadata:
     outside = _Outside(source)
     context = interpret_calls(pickle, source, outside)
     try:
-        return _Reader(context).metadata(pickle.root, pickle.globals)
+        return _Reader(context, _LEAST + source.length // _CHUNK_BYTES).metadata(pickle.root, pickle.globals)
     except CkptctlError as error:
         raise outranked(error, pickle.globals) from None
 
@@ -101,8 +103,8 @@ def _paths(planner: object) -> dict[str, tuple[str | int, ...]]:
 
 
 class _Reader:
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, most: int) -> None:
+        self._context, self._left = context, most
 
     def metadata(self, root: object, uses: tuple[GlobalUse, ...]) -> DcpMetadata:
         fields = self._fields(root, "Metadata")
@@ -130,6 +132,9 @@ class _Reader:
     def _chunk(
         self, name: str, node: object, shape: tuple[int, ...], items: dict[tuple[str, tuple[int, ...] | None], Item]
     ) -> Chunk:
+        self._left -= 1
+        if self._left < 0:
+            raise LimitError(f"{self._context.source.file.path}: it describes more blocks than it has room for")
         fields = self._fields(node, "ChunkStorageMetadata")
         offsets, sizes = self._context.size(fields.get("offsets")), self._context.size(fields.get("sizes"))
         inside = len(offsets) == len(sizes) == len(shape) and all(

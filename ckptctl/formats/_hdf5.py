@@ -142,6 +142,10 @@ class _Walk:
         dtype = _dtype(dataset)
         if dtype is None or dataset.shape is None:
             return  # text, or nothing: no tensor
+        if dtype.name != "BOOL" and not _is_stored_as(dataset):
+            raise UnsupportedError(f"{self.where}: {name} is stored in a type of its own, which is not read")
+        if name in self.found.tensors:
+            raise self._bad(f"two datasets are called {name}")
         shape = tuple(int(size) for size in dataset.shape)
         pieces = tuple(self._pieces(dataset, name, shape, math.prod(shape) * dtype.bits // 8))
         self.found.tensors[name] = TensorInfo(name=name, dtype=dtype, shape=shape, pieces=pieces)
@@ -185,6 +189,14 @@ def _dtype(dataset: Any) -> DType | None:
         return DTYPES["BF16"]
     known = _KINDS.get(f"{kind.kind}{kind.itemsize}")
     return DTYPES.get(known) if known else None
+
+
+def _is_stored_as(dataset: Any) -> bool:
+    """Whether the bytes in the file are those of the type in which a dataset is shown."""
+    from h5py import h5t  # an extra
+
+    stored: bool = dataset.id.get_type().equal(h5t.py_create(dataset.dtype, logical=True))
+    return stored
 
 
 def _attributes(group: Any) -> Iterator[tuple[str, object]]:

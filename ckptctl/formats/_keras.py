@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ckptctl.errors import LimitError
 from ckptctl.model import Contents, GlobalUse, Level, Region
 from ckptctl.values import TensorRef
 
@@ -47,6 +48,8 @@ def configured_code(config: object) -> tuple[GlobalUse, ...]:
             todo += node.values()
         elif isinstance(node, list):
             todo += node
+    if todo:
+        raise LimitError(f"its configuration has more than {_MAX_NODES} nodes")
     return tuple(
         GlobalUse(module=module, name=name, level=level, calls=0, opcodes=(), count=times)
         for (module, name), times in sorted(found.items())

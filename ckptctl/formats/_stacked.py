@@ -45,7 +45,9 @@ class _Storages:
 
     def place(self, keys: object, at: int) -> int:
         """Give each storage its bytes, in the order of `keys`, from byte `at`; return where they end."""
-        if not isinstance(keys, list) or set(keys) != set(self._kinds) or len(keys) != len(self._kinds):
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise self.bad("the list of storages is not one of names")
+        if set(keys) != set(self._kinds) or len(keys) != len(self._kinds):
             raise self.bad("the list of storages is not that of the object")
         counts = at
         for key in keys:

@@ -43,7 +43,10 @@ class _Nested:
         """``torch.storage._load_from_bytes``, called with the bytes of a legacy file."""
         data = value_of(args[0]) if len(args) == 1 else None
         if isinstance(data, Span) and data.latin1 and data.range.length <= _MAX_LATIN1:
-            data = data.range.read().decode().encode("latin1")
+            try:
+                data = data.range.read().decode().encode("latin1")
+            except UnicodeError:
+                raise context.bad("a storage is loaded from text that stands for no bytes") from None
         if isinstance(data, bytes):
             inner = MemoryFile(data, path=self.path).range()
         elif isinstance(data, Span) and not data.text and not data.latin1:

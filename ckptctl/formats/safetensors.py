@@ -86,7 +86,7 @@ def read(source: ByteRange) -> Contents:
     if VALUES_KEY in metadata:
         from ckptctl.formats._state import restore  # noqa: PLC0415  # only files that convert wrote need it
 
-        whole = restore(tensors, metadata)
+        whole = restore(found.tensors, metadata)
         found = replace(found, tensors=whole.tensors, values=whole.values, metadata=whole.metadata)
         if whole.problem:
             warnings.append(("values-ignored", f"the plain values in its metadata are left aside: {whole.problem}"))

@@ -14,7 +14,8 @@ from ckptctl.layouts._components import split
 from ckptctl.layouts._members import unfinished
 from ckptctl.model import Aspect, Component, Contents, Encoding, Finding, Part, Piece, Severity, TensorInfo
 from ckptctl.storage import ByteRange, open_ahead, open_file
-from ckptctl.values import Elided, TensorRef, with_names
+from ckptctl.tensors.coverage import uncovered
+from ckptctl.values import Elided, TensorRef, nested, with_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,8 @@ class Distributed:
     def parts(self) -> dict[Component, Part]:
         """Sort tensors and values by the names that lead to them."""
         whole = replace(self.files[0], tensors=self.tensors)
-        flat = {**{name: TensorRef(name=name) for name in self.tensors}, **self.values}
+        inside = {one.name for one in nested(list(self.values.values())) if isinstance(one, TensorRef)}
+        flat = {**{name: TensorRef(name=name) for name in self.tensors if name not in inside}, **self.values}
         named = split(replace(whole, values=_tree(flat, self.paths)))
         return dict(named if Component.MODEL in named or Component.OPTIMIZER in named else split(whole))
 
@@ -175,11 +177,16 @@ class _Data:
             covered = sum(math.prod(piece.shape) for piece in tensor.pieces)
             if covered < tensor.numel:
                 self._note("missing-block", f"the blocks of {name} are {covered} of {tensor.numel} elements")
+            elif len(tensor.pieces) > 1 and (problem := uncovered(tensor)):
+                self._note("missing-block", f"{name}: {problem}")
 
     def values(self, metadata: formats.DcpMetadata) -> dict[str, Contents | Elided]:
         """Read the items that are no tensors; what cannot be read is noted."""
         read: dict[str, Contents | Elided] = {}
-        for name, item in list(metadata.values.items())[:_MOST_VALUES]:
+        for number, (name, item) in enumerate(metadata.values.items()):
+            if number >= _MOST_VALUES:
+                read[name] = Elided("not read: there are too many")
+                continue
             file = self.files.get(item.path) if item else None
             if not item or not file or item.offset + item.length > file.length or item.length > _LONG_VALUE:
                 read[name] = Elided("not read: its item is long, or not there")

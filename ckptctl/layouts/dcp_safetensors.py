@@ -18,6 +18,7 @@ from ckptctl.layouts._layout import Layout, Scan
 from ckptctl.layouts._members import missing
 from ckptctl.model import Checkpoint, Contents, Finding, Piece, TensorInfo
 from ckptctl.storage import open_ahead
+from ckptctl.tensors.coverage import uncovered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,6 +107,8 @@ def _uncovered(seen: Scan, tensors: Mapping[str, TensorInfo]) -> Iterator[Findin
         if covered < tensor.numel:
             message = f"the blocks of {name} are {covered} of {tensor.numel} elements"
             yield replace(missing(seen, name), slug="missing-block", message=message)
+        elif len(tensor.pieces) > 1 and (problem := uncovered(tensor)):
+            yield replace(missing(seen, name), slug="missing-block", message=f"{name}: {problem}")
 
 
 LAYOUT = Layout(

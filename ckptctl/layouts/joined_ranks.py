@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import listed
+from ckptctl.errors import CorruptError, listed
 from ckptctl.layouts._components import split
 from ckptctl.layouts._members import NOT_JOINED, missing
 from ckptctl.model import Component, Severity
@@ -63,7 +63,10 @@ def rank_tensors(contents: Contents, shared: Contents | None) -> dict[str, Tenso
 
 def blocks_of(contents: Contents) -> frozenset[str]:
     """Return the names of the tensors of a rank that are blocks of larger ones, if only in name; tied ones too."""
-    listed = frozenset(json.loads(contents.metadata.get(BLOCKS_KEY, "{}")))
+    try:
+        listed = frozenset(json.loads(contents.metadata.get(BLOCKS_KEY, "{}")))
+    except (ValueError, TypeError, RecursionError):
+        raise CorruptError(f"{contents.range.file.path}: {BLOCKS_KEY} in its metadata is malformed") from None
     mine = {name: one.pieces[0].range for name, one in contents.tensors.items() if one.pieces}
     places = {mine[name].offset for name in listed if name in mine and mine[name].length}
     file = contents.range.file

@@ -91,7 +91,8 @@ def manifest_of(directory: Path, names: Iterable[str]) -> Manifest | None:
     file.release()
     ranks = sorted(one.rank for one in listed.values() if one.rank is not None)
     numbers = type(world) is type(generation) is int and generation > 0
-    if document.get("schema") != SCHEMA or not numbers or not ranks or ranks != list(range(world)):
+    all_there = bool(ranks) and world == len(ranks) and ranks == list(range(len(ranks)))
+    if document.get("schema") != SCHEMA or not numbers or not all_there:
         raise CorruptError(f"{file.path}: it is no {SCHEMA}, or its ranks are not as many as it says")
     return Manifest(world_size=world, generation=generation, files=listed)
 

@@ -46,12 +46,15 @@ class Pouring:
                 self._checksums.check_around(opened(item.source), self._sharing)
             self._worked_out(name, item, pump, crc)
             return
-        for place in places:
-            self._copied(place, pump, crc)
+        for index, place in enumerate(places):
+            self._copied(place, pump, crc, fresh=not index)
 
-    def _copied(self, place: ByteRange, pump: Pump, crc: Crc | None) -> None:
-        """Move bytes as they are; where their checksum is recorded, it is compared on the way."""
-        recorded = self._checksums.exactly(place) if self._checksums and not (crc and crc.value) else None
+    def _copied(self, place: ByteRange, pump: Pump, crc: Crc | None, *, fresh: bool) -> None:
+        """Move bytes as they are; where their checksum is recorded, it is compared on the way.
+
+        `crc` goes on over all places of a tensor, and is `fresh` at the first.
+        """
+        recorded = self._checksums.exactly(place) if self._checksums and (crc is None or fresh) else None
         if recorded is None:
             if self._checksums:
                 self._checksums.check_at(place, self._sharing)

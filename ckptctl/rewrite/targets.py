@@ -44,11 +44,8 @@ def check_outputs(outputs: Outputs, inputs: tuple[Contents, ...], options: Optio
         if path.exists() and _identity(path) in read:
             raise ExistsError(f"{path}: this is the source itself", hint="-o gives another name")
         check_target(path, force=options.force)
-        if options.force and path.exists() and path.suffix == SUFFIX and (other := needed_by(path)):
-            raise ExistsError(
-                f"{path}: {other} is a delta on it, and could not be read any more",
-                hint="write to another name, or delete what needs it first",
-            )
+        if options.force and path.exists():
+            _check_needed(path)
     if not options.force:
         _check_sidecars(outputs)
     check_space(directory, needed + needed // 100)
@@ -63,6 +60,15 @@ def _check_sidecars(outputs: Outputs) -> None:
             raise ExistsError(f"{sidecar}: exists already, without its file", hint="--force replaces it")
 
 
+def _check_needed(path: Path) -> None:
+    """Refuse to replace what others cannot be read without."""
+    if path.suffix == SUFFIX and (other := needed_by(path)):
+        raise ExistsError(
+            f"{path}: {other} is a delta on it, and could not be read any more",
+            hint="write to another name, or delete what needs it first",
+        )
+
+
 def _check_objects(paths: list[Path], inputs: tuple[Contents, ...], options: Options) -> None:
     """Make sure that none of the objects to be written is an input, or there already."""
     read = {str(contents.range.file.path) for contents in inputs}
@@ -74,6 +80,8 @@ def _check_objects(paths: list[Path], inputs: tuple[Contents, ...], options: Opt
         if len(paths) > 1 and has_file(path):
             # One after another they would be replaced, and whoever is interrupted has neither the old nor the new.
             raise ExistsError(f"{path}: exists already", hint="several objects are not replaced: -o gives another name")
+        if options.force and has_file(path):
+            _check_needed(path)
         if not options.force and (has_file(path) or has_file(sidecar_of(path))):
             raise ExistsError(f"{path}: exists already", hint="--force replaces it; -o gives another name")
 

@@ -5,6 +5,7 @@ Names count only if they match in full: ``step-100.backup`` and ``step-best`` ar
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -142,4 +143,8 @@ def _keras(name: str, base: str) -> Named | None:
 
 
 def _pairs(text: str) -> dict[str, float]:
-    return {key: float(value) for key, value in _PAIR.findall(text)}
+    found: dict[str, float] = {}
+    for key, value in _PAIR.findall(text):
+        with contextlib.suppress(ValueError):  # such as the number of a version
+            found[key] = float(value)
+    return found

@@ -189,7 +189,8 @@ def write_small(target: Path, data: bytes, *, create: bool = False) -> None:
         put_small(target, data, create=create)  # type: ignore[arg-type]  # it is remote
         return
     with uninterrupted(), Staged(target, force=True) as staged:
-        os.write(staged.fd, data)
+        while data:  # a disk that is nearly full takes a part of it, and says so only then
+            data = data[os.write(staged.fd, data) :]
         os.fsync(staged.fd)
         staged.publish()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -162,11 +163,12 @@ class StoredFile:
 class LocalFile(StoredFile):
     """A regular file on disk. Opened when needed; each handle must be the same, unchanged file."""
 
-    __slots__ = ("_fd", "_identity", "path", "size")
+    __slots__ = ("_fd", "_identity", "_opening", "path", "size")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
+        self._opening = threading.Lock()
         self._identity: tuple[int, ...] = ()
         self.size = self._open().st_size
 
@@ -192,9 +194,10 @@ class LocalFile(StoredFile):
 
     def fileno(self) -> int:
         """Return the handle of the file, opened if need be."""
-        if self._fd < 0:
-            self._open()
-        return self._fd
+        with self._opening:
+            if self._fd < 0:
+                self._open()
+            return self._fd
 
     def again(self) -> LocalFile:
         """Return a handle of its own on the same file, which must be as it was.
@@ -209,13 +212,7 @@ class LocalFile(StoredFile):
         return other
 
     def check_in_place(self) -> None:
-        """Make sure that the file still lies under its name.
-
-        Raises
-        ------
-        ChangedError
-            It was removed, or replaced by another.
-        """
+        """Make sure that the file still lies under its name."""
         try:
             found = self.path.stat()
         except OSError:
@@ -240,7 +237,11 @@ class LocalFile(StoredFile):
             what = _KINDS.get(stat.S_IFMT(info.st_mode), "not a regular file")
             raise UnreadableError(f"{self.path}: {what}")
         os.set_blocking(self._fd, True)
-        self._check(info)
+        try:
+            self._check(info)
+        except ChangedError:
+            self._close()
+            raise
         return info
 
     def _check(self, info: os.stat_result, before: tuple[int, ...] = ()) -> None:

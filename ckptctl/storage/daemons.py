@@ -67,3 +67,4 @@ class Daemons:
                 self._idle -= 1
                 self._calls_left -= 1
             _carried_out(future, call)
+            del future, call  # what came of it may be large

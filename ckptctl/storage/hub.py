@@ -8,6 +8,7 @@ import os
 import re
 import time
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urljoin, urlsplit
@@ -63,9 +64,9 @@ def _asked(path: RemotePath, url: str) -> tuple[list[dict[str, Any]], str]:
                 return [], ""
             if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
-            why = f"the store answers {error.code} {HTTPStatus(error.code).phrase}"
+            why = f"the store answers {error.code} {error.reason}"
             final = error.code < HTTPStatus.INTERNAL_SERVER_ERROR and error.code != HTTPStatus.TOO_MANY_REQUESTS
-        except (URLError, TimeoutError, ConnectionError) as error:
+        except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
             why, final = f"the store cannot be reached ({getattr(error, 'reason', error)})", False
         if final or attempt == _TRIES - 1:
             raise UnreadableError(f"{path}: {why}")

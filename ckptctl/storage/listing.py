@@ -90,6 +90,8 @@ def listings_below(path: RemotePath) -> dict[str, dict[str, Entry]]:
     directories: dict[str, RemotePath] = {}
     start = len(path.key) + 1 if path.key else 0
     for one in found:
+        if one["path"] == path.key:
+            continue  # the empty object that some tools create for a directory
         *above, name = one["path"][start:].split("/")
         directory = path
         for part in above:

@@ -70,6 +70,7 @@ def merged(several: Sequence[Measures]) -> Measures:
     mean = sum(one.mean_abs * one.numel for one in several) / numel
     return replace(
         worst,
+        max_abs=max(one.max_abs for one in several),
         numel=numel,
         changed=changed,
         share=changed / numel,

@@ -13,7 +13,7 @@ from ckptctl.layouts import open_checkpoint
 from ckptctl.layouts.deltas import MAX_CHAIN, is_same_file, text_of
 from ckptctl.model import Base
 from ckptctl.rewrite.outputs import SAFETENSORS, OutputFile, Outputs
-from ckptctl.storage import StoredFile, has_file, open_file
+from ckptctl.storage import StoredFile, has_file, open_file, unreadable
 from ckptctl.tensors.compare import same_bytes
 from ckptctl.values import BASE_KEY, BASE_VALUES_KEY, VALUES_KEY
 
@@ -61,6 +61,9 @@ def without_unchanged(outputs: Outputs, base: Path | None) -> Outputs:
         return _delta(outputs, base, checkpoint)
     except CkptctlError as error:
         warn_whole(error)
+        return outputs
+    except OSError as error:  # it is gone by now, or cannot be read
+        warn_whole(unreadable(base, error))
         return outputs
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptctl.checks.digests import SUMS
 from ckptctl.errors import CkptctlError, CorruptError, ExistsError, LockedError, UnreadableError
 from ckptctl.layouts.saved_ranks import MANIFEST, Listed, Manifest, file_names, is_ours, manifest_of
 from ckptctl.rewrite.carry_out import Written, carry_out
@@ -165,6 +166,7 @@ def _commit(directory: Path, place: _Place, written: Mapping[str, Written], size
                 f"{path}: rank 0 does not see what rank {one.rank} wrote", hint="save to a file system that all share"
             )
     text = Manifest(world_size=size, generation=place.generation, files=files).text.encode()
+    remove(directory / SUMS)  # a list of digests is of the state before
     write_small(directory / MANIFEST, text)
     flush_directory(directory)
     for entry in directory.iterdir():

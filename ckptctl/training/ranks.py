@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ckptctl.errors import CkptctlError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class Ranks:
         failed = next(((rank, what) for rank, what in enumerate(said) if what), None)
         if failed:
             rank, (slug, message, hint) = failed
-            kind = next((one for one in CkptctlError.__subclasses__() if one.slug == slug), CkptctlError)
+            kind = next((one for one in _kinds(CkptctlError) if one.slug == slug), CkptctlError)
             raise kind(f"rank {rank}: {message}", hint=hint)
         return mine  # type: ignore[return-value]  # it did not fail
 
@@ -127,3 +127,9 @@ def of_first_rank(mine: tuple[str, ...], urgent: Collection[str]) -> tuple[str, 
     """Return what rank 0 says, and what any rank says that is `urgent`; `mine` where there is only one process."""
     said = all_ranks().gather(mine)
     return tuple(dict.fromkeys([*said[0], *(reason for one in said for reason in one if reason in urgent)]))
+
+
+def _kinds(kind: type[CkptctlError]) -> Iterator[type[CkptctlError]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _kinds(one)

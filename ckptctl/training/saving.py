@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -61,8 +62,7 @@ def save(
         Texts for the file's ``__metadata__``.
     base
         A file beside this one that `save` wrote: what it has byte by byte is not written again, and this file cannot
-        be read without it. After eight such steps, if the base is of no use, or if there is a file of that name
-        already, all is written.
+        be read without it. All is written after eight such steps, for a useless base, or over a file.
 
     Raises
     ------
@@ -131,7 +131,8 @@ def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks, base: Path |
             raise
         warn_whole(error)
         written = carry_out(whole, (), _OPTIONS, lambda _: None).files[0]
-    remember(live.path, written.sha256)
+    with contextlib.suppress(OSError):
+        remember(live.path, written.sha256)
     return written.sha256
 
 

@@ -105,7 +105,7 @@ class CheckpointScheduler:
     def saved(self, seconds: float | None = None) -> None:
         """Say that a save was made, and how long it took: the time until the next one begins now."""
         self._last = self.clock()
-        for reason in [one for one in self._waiting if one not in URGENT]:
+        for reason in [one for one in tuple(self._waiting) if one not in URGENT]:
             self._waiting.pop(reason, None)
         if seconds is not None:
             self._durations.append(seconds)
@@ -188,6 +188,6 @@ def _taken(path: Path) -> bool:
     """Whether a file is there; it is not, after that."""
     try:
         path.unlink()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
+    except OSError:  # it is not there; or the file system is in trouble, which is no reason to stop
         return False
     return True

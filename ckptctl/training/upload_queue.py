@@ -9,7 +9,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import ChangedError, CkptctlError, UnreadableError, counted
+from ckptctl.errors import ChangedError, CkptctlError, LockedError, UnreadableError, counted
 from ckptctl.layouts.deltas import stated_bases
 from ckptctl.runs.pending import has_ticket
 from ckptctl.storage import has_file
@@ -125,7 +125,7 @@ class UploadQueue:
             done = send(job.pending, self.to, at_once=self._at_once)
             self._look_for_bases(job.pending)
             forget(job.pending)
-        except UnreadableError as error:
+        except (UnreadableError, LockedError) as error:
             self._again(job, error)
         except CkptctlError as error:
             self._give_up(job, error)

@@ -137,6 +137,7 @@ class Uploader:
         urgent = self._is_anchor(step) if wait is None else wait
         self._check_open()
         pending = taken(self.run, target.name, next(self._numbers), step, str(self.to))
+        self._last_step = max(step if step is not None else -1, self._last_step)
         job = self._queue.add(pending, urgent=urgent)
         if urgent:
             self._wait_for(job)
@@ -206,7 +207,7 @@ class Uploader:
     def _is_anchor(self, step: int | None) -> bool:
         if not self.anchor_every or step is None:
             return False
-        before, self._last_step = self._last_step, max(step, self._last_step)
+        before = self._last_step
         if before < 0:
             known = [
                 found for one in self.run.iterdir() if (found := step_in_name(one.name)) is not None and found < step

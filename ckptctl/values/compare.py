@@ -52,7 +52,7 @@ def value_differences(one: Mapping[str, object], other: Mapping[str, object]) ->
     -0.0. NaN is equal to NaN; sets have no order. Tensors are passed over, and what a whole module has besides them is
     if the other side has no module.
     """
-    seen: set[tuple[int, int]] = set()
+    seen: dict[tuple[int, int], tuple[object, object]] = {}  # kept alive: the numbers of the dead are given out again
     todo: list[tuple[str, object, object]] = [("", dict(one), dict(other))]
     while todo:
         path, a, b = todo.pop()
@@ -67,7 +67,7 @@ def value_differences(one: Mapping[str, object], other: Mapping[str, object]) ->
         if below is None:
             yield from _leaves(path, a, b)
         elif (id(a), id(b)) not in seen:
-            seen.add((id(a), id(b)))
+            seen[id(a), id(b)] = (a, b)
             todo += reversed([(f"{path}.{key}" if path else key, x, y) for key, x, y in below if key != VERSIONS])
 
 

@@ -233,3 +233,19 @@ def test_an_upload_that_is_asked_for_while_a_prune_goes_on(tmp_path):
             uploader.close()
     assert [path.name for path in report.deleted] == ["step_2.safetensors"]
     assert "its upload is not confirmed" in report.errors[0]
+
+
+def test_a_delta_that_is_given_back_brings_its_bases(tmp_path):
+    """Something points at it after it was renamed, in one batch with its base."""
+    chain(tmp_path, 1, 2)
+    save(named(tmp_path, 3), frozen(3))
+    real = CarryOut._settle
+
+    def settle(self):
+        self._held["step_2.safetensors"] = "something points at it by now"
+        real(self)
+
+    with mock.patch.object(CarryOut, "_settle", settle), Pruning([tmp_path], settings(), now()) as pruning:
+        report = pruning.apply(pruning.plans[0])
+    assert report.deleted == ()
+    assert same(load(named(tmp_path, 2)), frozen(2))

@@ -47,6 +47,7 @@ class Context:
             fn = call.fn
             rebuild = table.get(fn.pair) if type(fn) is Global else None
             if rebuild:
+                self.clock.check()  # one call may cost as much as it likes
                 call.value = rebuild(self, call.args, call)
             elif any(type(arg) is PersistentId for arg in call.args):
                 # Whatever is given a storage makes a tensor of it; to leave that out would be a wrong listing.

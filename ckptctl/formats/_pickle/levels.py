@@ -169,7 +169,7 @@ def _harmless(getattr_: Global, calls: list[Call]) -> bool:
 
 def _is_torch_attribute(args: tuple[object, ...]) -> bool:
     owner, name = args if len(args) == 2 else (None, None)
-    return isinstance(owner, Global) and (owner.pair, name) in _ATTRIBUTES
+    return isinstance(owner, Global) and isinstance(name, str) and (owner.pair, name) in _ATTRIBUTES
 
 
 def _ships_with_python(item: Global) -> bool:

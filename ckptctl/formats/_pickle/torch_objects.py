@@ -100,6 +100,8 @@ def _from_type(context: Context, args: tuple[object, ...], call: Call) -> Draft:
     made = rebuild(context, args[2], call) if rebuild else None
     if not isinstance(made, Draft):
         raise context.unknown(function)
+    if not isinstance(kind, Global):
+        raise context.bad("a tensor is rebuilt as something that is no class")
     if sharded_kind(kind):
         return rebuild_sharded(context, kind, made.dtype, state)
     # What a jagged tensor is made of stands in its parts already, and in its state once more.

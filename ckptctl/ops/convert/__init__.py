@@ -138,13 +138,21 @@ def _check_targets(found: list[tuple[Source, Options]], out: Path | None) -> Non
 def _check_apart(plans: list[ConvertPlan]) -> None:
     """Refuse two sources with one target, before anything is written."""
     taken: dict[Path, ConvertPlan] = {}
+    read = {contents.range.file.path.resolve(): one for one in plans for contents in one.prepared.source.files}
     for one in plans:
-        for file in one.outputs.files:
-            other = taken.setdefault(file.path.parent.resolve() / file.path.name, one)
+        index = [one.outputs.index] if one.outputs.index else []
+        for path in (*(file.path for file in one.outputs.files), *index):
+            whole = path.parent.resolve() / path.name
+            reader = read.get(whole, one)
+            if reader is not one:
+                raise UsageError(
+                    f"{path}: it would be written from {one.prepared.source.path}, and is to be converted itself",
+                    hint="convert them one by one, or give a directory with -o",
+                )
+            other = taken.setdefault(whole, one)
             if other is not one:
                 raise UsageError(
-                    f"{file.path}: {other.prepared.source.path} and {one.prepared.source.path} "
-                    "would both be written to it",
+                    f"{path}: {other.prepared.source.path} and {one.prepared.source.path} would both be written to it",
                     hint="convert them one by one, each with -o",
                 )
 

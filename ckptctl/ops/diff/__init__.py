@@ -118,7 +118,7 @@ class Comparison:
             complete=complete,
             same_file=self.same_file,
             byte_identical=byte_identical(self.a.checkpoint, self.b.checkpoint)
-            if equal and not self.same_file
+            if equal and not self.same_file and self._all_bits(diffs)
             else None,
             compared=compared,
             unchanged=compared - sum(one.kind is not Kind.EQUAL for one in diffs),
@@ -134,6 +134,11 @@ class Comparison:
             notes=self._notes(equal=equal),
             read=self._read,
         )
+
+    def _all_bits(self, diffs: list[TensorDiff]) -> bool:
+        """Whether every tensor of both sides was compared, and found equal bit for bit."""
+        chosen = self.options.only or self.options.include or self.options.exclude
+        return not chosen and all(one.kind is Kind.EQUAL for one in diffs)
 
     def _tensors(self, advance: Callable[[int], None], *, stopped: bool) -> tuple[list[TensorDiff], int, bool]:
         """Compare tensors; return those to speak of, how many were compared, and whether that was all."""

@@ -176,11 +176,14 @@ def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool
         Something has its name already, or several runs have it in their trash.
     """
     _check_deletable(path)
-    holding = []
+    holding, alive = [], []  # one that is back already may lack its bases still
     for one in (path, *directories_below(path)):
         with open_directory(one) as directory:
-            if any(name in (trash.name, trash.entry) for trash in trash_in(directory)) or directory.stat(name):
+            if any(name in (trash.name, trash.entry) for trash in trash_in(directory)):
                 holding.append(one)
+            elif directory.stat(name):
+                alive.append(one)
+    holding = holding or alive
     if len(holding) > 1:
         raise ExistsError(f"{path}: {name} is in the trash of {len(holding)} runs; name one", hint=str(holding[0]))
     if not holding and not path.is_dir():

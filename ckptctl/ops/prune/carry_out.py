@@ -52,6 +52,7 @@ class CarryOut:
         self._looked, self._every = -_LOOK_AGAIN, _LOOK_AGAIN
         self._unreachable = 0
         self._left: list[CheckpointInfo] = []
+        self._going = frozenset(one.path.name for one in plan.victims)
 
     def run(self) -> PruneReport:
         """Finish what an earlier prune began, then delete what is planned."""
@@ -150,6 +151,7 @@ class CarryOut:
     def _settle(self) -> None:
         """Delete what was renamed before the last look for good, but give back what that look found to be needed."""
         renamed, self._renamed, self._full = self._renamed, [], False
+        self._hold_bases([info for info, _, _ in renamed])
         gone: list[Trash] = []
         for info, trash, keep in renamed:
             why = next((self._held[path.name] for path in info.paths if path.name in self._held), "")
@@ -158,12 +160,27 @@ class CarryOut:
                 continue
             self.deleted = [path for path in self.deleted if path not in info.paths]
             self.count -= 1
+            self._left.append(info)
             with self._noting(f"{info.path.name}: {why}, and cannot be brought back from the trash: {{}}"):
                 for one in reversed(trash):
                     self.directory.bring_back(one.entry, one.name)
                 self.errors.append(f"{info.path.name}: {why}; brought back")
                 self.directory.flush()
         self._empty(gone)
+
+    def _stays(self, name: str) -> bool:
+        left = {one.path.name for one in self._left}
+        return name in left or name not in self._going
+
+    def _needs(self, delta: str, names: Sequence[str]) -> bool:
+        return not set(names).isdisjoint(self.plan.bases[delta])
+
+    def _hold_bases(self, renamed: list[CheckpointInfo]) -> None:
+        """Hold what is needed by those that will be given back, and by what these need."""
+        todo = [info for info in renamed if any(path.name in self._held for path in info.paths)]
+        for info in todo:
+            for base in self.plan.bases.get(info.path.name, ()):
+                self._held.setdefault(base, f"it is the base of {info.path.name}, which stays")
 
     @property
     def _is_time_to_look(self) -> bool:
@@ -188,8 +205,7 @@ class CarryOut:
         held = next((self._held[name] for name in names if name in self._held), "")
         if held:
             return held
-        left = (one.path.name for one in self._left)
-        delta = next((one for one in left if not set(names).isdisjoint(self.plan.bases.get(one, ()))), "")
+        delta = next((one for one in self.plan.bases if self._stays(one) and self._needs(one, names)), "")
         if delta:
             return f"it is the base of {delta}, which stays"
         if any(self.directory.stat(f"{name}.keep") for name in names):

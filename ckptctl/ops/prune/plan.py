@@ -192,4 +192,4 @@ def _passes(path: Path, names: tuple[str, ...] | None, *, bytes_too: bool) -> bo
     from ckptctl.checks.file_bytes import Outcome  # noqa: PLC0415  # only for those who ask
     from ckptctl.checks.intact import check_bytes  # noqa: PLC0415  # only for those who ask
 
-    return check_bytes(looked.checkpoint, root=path).outcome is not Outcome.FAILED
+    return check_bytes(looked.checkpoint, root=None if names else path).outcome is not Outcome.FAILED

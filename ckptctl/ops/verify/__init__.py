@@ -54,7 +54,7 @@ def verify(
     report = _described(shown, looked)
     findings = list(looked.findings)
     if not asked.quick:
-        found = _bytes(shown, where, looked.checkpoint, asked, progress)
+        found = _bytes(shown, None if names else where, looked.checkpoint, asked, progress)
         findings += [*found.findings, *safety(looked.checkpoint, allowed=asked.allowed)]
         report = replace(
             report, bytes=found.outcome, records=found.records, compared=found.compared,
@@ -78,7 +78,7 @@ def verify(
 
 
 def _bytes(
-    path: Path, where: Path, checkpoint: Checkpoint, asked: Level, progress: Callable[[int], None]
+    path: Path, where: Path | None, checkpoint: Checkpoint, asked: Level, progress: Callable[[int], None]
 ) -> BytesReport:
     gathering = None
     if asked.share:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from ckptctl.ops.verify.report import Judgement
 from ckptctl.storage import unreadable
 from ckptctl.training.ranks import all_ranks
 from ckptctl.training.retain import prune
+from ckptctl.training.upload_queue import warn
 from ckptctl.training.uploader import Uploader
 
 if TYPE_CHECKING:
@@ -86,11 +86,12 @@ class AfterSave:
         """
         try:
             self._done(Path(path))
-        except CkptctlError as error:
+        except Exception as error:  # training goes on
             if self.strict:
                 raise
-            hint = f" ({error.hint})" if error.hint else ""
-            warnings.warn(f"after the save of {path}: {error.message}{hint}", UserWarning, stacklevel=2)
+            hint = f" ({error.hint})" if isinstance(error, CkptctlError) and error.hint else ""
+            said = error.message if isinstance(error, CkptctlError) else f"{type(error).__name__}: {error}"
+            warn(f"after the save of {path}: {said}{hint}")
 
     def close(self) -> None:
         """Wait for the uploads, on the process that has them.
@@ -101,8 +102,16 @@ class AfterSave:
             Some could not be made; they stay queued, and the next run goes on with them.
         """
         uploaders, self._uploaders = self._uploaders, {}
+        errors: list[CkptctlError] = []
         for uploader in uploaders.values():
-            uploader.close()
+            try:
+                uploader.close()
+            except CkptctlError as caught:  # noqa: PERF203  # the others are closed all the same
+                errors.append(caught)
+        if errors and self.strict:
+            raise errors[0]
+        for error in errors:
+            warn(error.message)
 
     def __enter__(self) -> AfterSave:  # noqa: PYI034  # Self came with Python 3.11
         return self
