@@ -17,8 +17,8 @@ def written(name: str, lines: list[str]) -> None:
     """Put what came of a trial into its place on the page."""
     given = " ".join(one for one in sys.argv[1:] if one != "--page")
     text = "\n".join([f"`python -m tests.trials {given}`, {datetime.now(timezone.utc):%Y-%m-%d}:", "", *lines])
-    marks = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-    PAGE.write_text(marks.sub(lambda found: found[1] + text + found[2], PAGE.read_text()))
+    marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    PAGE.write_text(marks.sub(lambda found: f"{found[1]}{text}\n{found[2]}", PAGE.read_text()))
 
 
 if __name__ == "__main__":
