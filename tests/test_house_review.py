@@ -33,6 +33,22 @@ def test_a_short_write_is_never_published(tmp_path, monkeypatch):
     assert target.read_bytes() == b"x" * 100
 
 
+def test_a_limit_of_addresses_that_the_reference_library_does_not_fit_into(tmp_path, ckptctl, monkeypatch):
+    import safetensors
+
+    def no_room(*_args, **_more):
+        raise MemoryError
+
+    monkeypatch.setattr(safetensors, "safe_open", no_room)
+    source = CORPUS / "torch_save" / "train_dict.pt"
+    assert ckptctl("convert", source, "-o", tmp_path / "m.safetensors").status == 0
+    from ckptctl.rewrite import read_back
+
+    monkeypatch.setattr(read_back, "_listed_by_hand", lambda _: "another")
+    done = ckptctl("convert", source, "-o", tmp_path / "n.safetensors")
+    assert (done.status, (tmp_path / "n.safetensors").exists()) == (2, False)
+
+
 def test_threads_that_open_one_file_share_its_handle(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(b"x" * 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -51,6 +52,8 @@ def _safetensors(path: Path, file: OutputFile) -> bool:
 
     try:
         found = _listed_apart(path) if len(file.items) > _MANY and sys.executable else listed(path)
+    except MemoryError:  # the library maps the whole file, for which a limit of addresses may leave no room
+        found = _listed_by_hand(path)
     except (SafetensorError, OSError) as error:
         raise CorruptError(f"{path}: read back, the new file is refused: {error}") from None
     entries = sorted(file.items.items())
@@ -60,6 +63,8 @@ def _safetensors(path: Path, file: OutputFile) -> bool:
 def _listed_apart(path: Path) -> str:
     command = [sys.executable, "-I", "-c", _LIST, str(path), *sys.path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own interpreter
+    if done.returncode and "MemoryError" in done.stderr:
+        raise MemoryError
     if done.returncode:
         raise CorruptError(f"{path}: read back, the new file is refused: {done.stderr.strip()[-200:]}")
     return done.stdout.strip()
@@ -72,6 +77,13 @@ def listed(path: str | os.PathLike[str]) -> str:
     with safe_open(path, framework="np") as opened:
         parts = ((name, opened.get_slice(name)) for name in sorted(opened.keys()))
         return _digest((name, part.get_dtype(), tuple(part.get_shape())) for name, part in parts)
+
+
+def _listed_by_hand(path: Path) -> str:
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    header.pop("__metadata__", None)
+    return _digest((name, entry["dtype"], tuple(entry["shape"])) for name, entry in sorted(header.items()))
 
 
 def _digest(entries: Iterable[tuple[str, str, tuple[int, ...]]]) -> str:
