@@ -108,9 +108,16 @@ class AfterSave:
                 uploader.close()
             except CkptctlError as caught:  # noqa: PERF203  # the others are closed all the same
                 errors.append(caught)
-        if errors and self.strict:
+        if errors:
             raise errors[0]
-        for error in errors:
+
+    def ended(self) -> None:
+        """Close at the end of a training, which has things to do still: what went wrong is a warning, unless `strict`."""
+        try:
+            self.close()
+        except CkptctlError as error:
+            if self.strict:
+                raise
             warn(error.message)
 
     def __enter__(self) -> AfterSave:  # noqa: PYI034  # Self came with Python 3.11

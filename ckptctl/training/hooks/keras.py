@@ -50,7 +50,7 @@ class CkptctlCallback(Callback):  # type: ignore[misc]  # it has no types here
     def on_train_end(self, logs: Any = None) -> None:
         """Look once more, and wait for the uploads."""
         self._look()
-        self.after_save.close()
+        self.after_save.ended()
 
     def _look(self) -> None:
         for path, stamp in sorted(self._there().items(), key=lambda one: one[1]):

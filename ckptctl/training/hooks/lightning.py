@@ -56,7 +56,7 @@ class CkptctlCallback(Checkpoint):  # type: ignore[misc]  # it has no types here
         """Look once more, and wait for the uploads."""
         if stage == "fit":
             self._look(trainer)
-        self.after_save.close()
+        self.after_save.ended()
 
     def _look(self, trainer: Any) -> None:
         for path in _written(trainer) if trainer.is_global_zero else ():

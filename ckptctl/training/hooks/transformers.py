@@ -31,4 +31,4 @@ class CkptctlCallback(TrainerCallback):  # type: ignore[misc]  # it has no types
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Wait for the uploads."""
-        self.after_save.close()
+        self.after_save.ended()
