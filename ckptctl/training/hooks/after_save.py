@@ -112,7 +112,7 @@ class AfterSave:
             raise errors[0]
 
     def ended(self) -> None:
-        """Close at the end of a training, which has things to do still: what went wrong is a warning, unless `strict`."""
+        """Close at the end of a training, which goes on: what went wrong is a warning, unless it is to be `strict`."""
         try:
             self.close()
         except CkptctlError as error:
