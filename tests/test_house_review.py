@@ -215,3 +215,14 @@ def test_a_lambda_behind_a_million_nodes_is_not_hidden():
 
     with pytest.raises(LimitError):
         configured_code({"a": {"class_name": "Lambda", "module": "keras.layers"}, "z": [0] * 1_000_001})
+
+
+def test_a_dict_that_pretends_to_be_a_module_hides_no_tensor(tmp_path):
+    import collections
+
+    state = collections.OrderedDict(w=torch.arange(3.0))
+    for name in ("_parameters", "_buffers", "_modules"):
+        setattr(state, name, {})
+    torch.save(state, tmp_path / "m.pt")
+    found = open_checkpoint(tmp_path / "m.pt")
+    assert [name for part in found.parts.values() for name in part.tensors] == ["w"]

@@ -159,7 +159,7 @@ def open_frame(node: object, path: str | None, levels: Levels) -> Frame:
 
 def _is_module(call: Call) -> bool:
     attributes = call.attributes() if call.state and isinstance(call.fn, Global) else {}
-    return all(key in attributes for key in _MODULE_DICTS)
+    return not call.items and not call.pairs and all(key in attributes for key in _MODULE_DICTS)
 
 
 def _items(node: object) -> list[Child]:
