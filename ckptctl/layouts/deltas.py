@@ -69,12 +69,14 @@ def stated_bases(path: Path) -> tuple[str, ...]:
         It, or one of those files, cannot be read: nobody knows what it needs.
     """
     found: dict[str, None] = {}
-    todo = [path.name]
-    while todo:
-        base = _stated_base(path.with_name(todo.pop()))
-        if base:
-            todo += [base.name] if base.name not in found else []
-            found |= dict.fromkeys((base.name, *base.beyond))
+    seen, name = set(), path.name
+    while name not in seen:
+        seen.add(name)
+        base = _stated_base(path.with_name(name))
+        if base is None:
+            break
+        found |= dict.fromkeys((base.name, *base.beyond))
+        name = base.name
     return tuple(found)
 
 
