@@ -167,7 +167,7 @@ class _Reader:
         offsets = None if at is None else self._context.size(at)
         return (name, offsets), Item(path=path, offset=offset, length=length)
 
-    def _fields(self, node: object, kind: str) -> dict[str, object]:
+    def _fields(self, node: object, kind: str) -> dict[object, object]:
         node = value_of(node)
         if not isinstance(node, Call) or node.pair[1] != kind:
             raise self._context.bad(f"the metadata has something else where a {kind} belongs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError, LimitError
+from ckptctl.errors import CkptctlError, LimitError, counted
 from ckptctl.formats._pickle import limits
 from ckptctl.formats._pickle.interpret import Context, Rebuild, Table
 from ckptctl.formats._pickle.loop import outranked, record
@@ -81,12 +81,14 @@ def interpret(pickle: Pickle, source: ByteRange, storages: Storages, *, extra: T
     try:
         context.run(pickle.calls)
         values = tree.build(pickle.root)
+        lost = tree.lost(pickle.calls)
     except CkptctlError as error:
         raise outranked(error, pickle.globals) from None
+    left_out = [f"no name leads to {counted(lost, 'tensor')} that it makes"] if lost else []
     return Unpickled(
         tensors=tree.tensors,
         values=values,
         globals=(*pickle.globals, *context.globals),
-        elided=tuple(tree.elided),
+        elided=(*tree.elided, *left_out),
         length=pickle.end,
     )

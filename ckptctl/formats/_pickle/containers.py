@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckptctl.formats._pickle.machine import Machine
 
 _CHUNK = 512
-_PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
+PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
 
 
 def _fresh(kind: type[list[object] | dict[object, object]]) -> Handler:
@@ -76,7 +76,7 @@ def plain_key(key: object) -> object:
     What is hashed must not recurse, nor collide at the will of whoever made the file: Python salts
     the hashes of text and bytes only.
     """
-    if type(key) in _PLAIN_KEYS:
+    if type(key) in PLAIN_KEYS:
         return key if type(key) is not int or key.bit_length() <= 64 else NodeToken("large integer", key)
     if type(key) is tuple and len(key) <= 16 and all(_is_small(part) for part in key):
         return key

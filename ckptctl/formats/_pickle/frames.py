@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.formats._pickle.containers import plain_key
+from ckptctl.formats._pickle.containers import PLAIN_KEYS, plain_key
 from ckptctl.formats._pickle.records import Call, Global, NodeToken
 from ckptctl.model import Level
-from ckptctl.values import Described, TensorRef, Token
+from ckptctl.values import Described, Span, TensorRef, Token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -19,6 +19,7 @@ _SEQUENCES = frozenset({("builtins", "set"), ("builtins", "frozenset"), ("builti
 
 _HOW = {"NEWOBJ": "new", "NEWOBJ_EX": "new-ex"}
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+_ATOMS = (*PLAIN_KEYS, Span)
 Child = tuple[object, object]
 Levels = dict[tuple[str, str], Level]
 
@@ -86,9 +87,9 @@ class CallFrame(Frame):
 
     def __init__(self, call: Call, path: str | None, levels: Levels) -> None:
         args, items, pairs = _filled(call)
-        states = [state for state in call.state or () if state is not None]
-        self._whole = not all(map(_is_attributes, states))
-        attributes = [("state", states[-1])] if self._whole else list(call.attributes().items())
+        states = call.other_states()
+        self._whole = bool(states)
+        attributes = [("state", _one(states))] if states else list(call.attributes().items())
         function = [] if isinstance(call.fn, Global) else [("function", call.fn)]
         self._counts = (len(args), len(items), len(pairs), len(attributes))
         self._name = "a computed function" if function else str(call.fn)
@@ -102,8 +103,9 @@ class CallFrame(Frame):
         """Return the description."""
         args, items, pairs, attributes = self._parts()
         filled: object = [value for _, value in items] if self._sequence else None
-        if self._mapping and not self._sequence:
-            filled = {resolved_key(key): value for key, value in pairs}
+        if self._mapping:
+            mapped = {resolved_key(key): value for key, value in pairs}
+            filled = [*filled, mapped] if isinstance(filled, list) else mapped
         return Described(
             type=self._name,
             level=self._level,
@@ -129,8 +131,8 @@ class ModuleFrame(Frame):
 
     def __init__(self, call: Call, path: str | None, levels: Levels) -> None:
         attributes = call.attributes()
-        inside = [pair for key in _MODULE_DICTS for pair in _items(attributes[key]) if pair[1] is not None]
-        own = [(key, value) for key, value in attributes.items() if not key.startswith("_")]
+        inside = [pair for key in _MODULE_DICTS for pair in _items(attributes[key]) or () if pair[1] is not None]
+        own = [(key, value) for key, value in attributes.items() if not _is_internal(key, value)]
         super().__init__(call, path, [*inside, *own])
         self._attributes = len(own)
         self._name = str(call.fn)
@@ -158,21 +160,42 @@ def open_frame(node: object, path: str | None, levels: Levels) -> Frame:
 
 
 def _is_module(call: Call) -> bool:
-    attributes = call.attributes() if call.state and isinstance(call.fn, Global) else {}
-    return not call.items and not call.pairs and all(key in attributes for key in _MODULE_DICTS)
+    if not isinstance(call.fn, Global) or call.items or call.pairs or call.kwargs or call.other_states():
+        return False
+    attributes = call.attributes()
+    bare = all(arg is None or isinstance(arg, Global) for arg in call.args)
+    return bare and all(_items(attributes.get(key)) is not None for key in _MODULE_DICTS)
 
 
-def _items(node: object) -> list[Child]:
-    """Return the items of a dict, or of the ordered dict that older torch had in its place."""
+def _items(node: object) -> list[Child] | None:
+    """Return the items of a dict, or of the ordered dict that older torch had in its place; None if it is neither."""
     if isinstance(node, dict):
         return list(node.items())
-    return list(node.pairs or ()) if isinstance(node, Call) else []
+    if not isinstance(node, Call) or node.pair not in _MAPPINGS or node.state:
+        return None
+    args, items, pairs = _filled(node)
+    return None if args or items else pairs
+
+
+def _is_internal(key: object, value: object) -> bool:
+    """Whether an attribute is one of torch's own that says nothing: flags, and hooks of which there are none."""
+    if key in _MODULE_DICTS:
+        return True
+    if not isinstance(key, str) or not key.startswith("_"):
+        return False
+    if isinstance(value, Call):
+        args, items, pairs = _filled(value)
+        inside: list[object] = [*args, *items, *(inner for pair in pairs for inner in pair), *(value.state or ())]
+    else:
+        inside = [*value.keys(), *value.values()] if isinstance(value, dict) else [value]
+    return all(type(inner) in _ATOMS for inner in inside)
 
 
 def size_of(node: object) -> int:
     """Return how many children a container has, without opening it."""
     if isinstance(node, Call):
-        return len(node.args) + len(node.items or ()) + len(node.pairs or ()) + len(node.state or ())
+        states = sum(size_of(state) for state in node.state or () if not isinstance(state, Call))
+        return len(node.args) + len(node.items or ()) + len(node.pairs or ()) + states
     return len(node) if isinstance(node, (dict, list, tuple)) else 0
 
 
@@ -185,7 +208,10 @@ def resolved_key(key: object) -> object:
 
 
 def _filled(call: Call) -> tuple[list[object], list[object], list[Child]]:
-    """Return arguments, items and pairs, with what a known container was made from among the latter."""
+    """Return arguments, items and pairs, with what a known container was made from among the latter.
+
+    As in any dict, the last value of a key is the one that stays, in the place of the first.
+    """
     args, items, pairs = list(call.args), list(call.items or ()), list(call.pairs or ())
     if call.kwargs:
         args.append(call.kwargs)
@@ -200,13 +226,12 @@ def _filled(call: Call) -> tuple[list[object], list[object], list[Child]]:
     if call.pair in _SEQUENCES and isinstance(first, (list, tuple)):
         items = [*first, *items]
         args.pop(0)
-    return args, items, pairs
+    return args, items, list(dict(pairs).items())
+
+
+def _one(states: list[object]) -> object:
+    return states[0] if len(states) == 1 else tuple(states)
 
 
 def _is_pair(item: object) -> bool:
     return isinstance(item, (list, tuple)) and len(item) == 2
-
-
-def _is_attributes(state: object) -> bool:
-    """Whether a state is a dict of attributes, or the pair (attributes or None, slots)."""
-    return isinstance(state, dict) or (_is_pair(state) and isinstance(state[1], dict))  # type: ignore[index]

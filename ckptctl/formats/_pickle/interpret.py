@@ -23,12 +23,14 @@ Rebuild = Callable[["Context", tuple[object, ...], Call], object]
 Table = Mapping[tuple[str, str], Rebuild]
 
 _CHUNK = 1024
+_BY_STATE = frozenset({("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")})
+"""What they make is empty until its state is set."""
 
 
 class Context:
     """What the functions of the table need: the file, its storages, and the table itself.
 
-    `globals` are those that nested files name.
+    `globals` are those that nested files name; `used` the tensors that others were made of.
     """
 
     def __init__(self, source: ByteRange, storages: Storages, table: Table) -> None:
@@ -37,6 +39,7 @@ class Context:
         self.table = table
         self.clock = limits.Clock(source)
         self.globals: list[GlobalUse] = []
+        self.used: set[int] = set()
 
     def run(self, calls: list[Call]) -> None:
         """Give every call that the table knows its value."""
@@ -49,9 +52,17 @@ class Context:
             if rebuild:
                 self.clock.check()  # one call may cost as much as it likes
                 call.value = rebuild(self, call.args, call)
+                if call.value is not None:
+                    self._refuse_more(call)
             elif any(type(arg) is PersistentId for arg in call.args):
                 # Whatever is given a storage makes a tensor of it; to leave that out would be a wrong listing.
                 raise self.unknown(fn)
+
+    def _refuse_more(self, call: Call) -> None:
+        """Refuse what would change a value that a call has made: a loader would show another one."""
+        states = len(call.state or ())
+        if call.items or call.pairs or call.kwargs or states > (call.pair in _BY_STATE):
+            raise self.bad(f"something is set on what {call.fn} has made")
 
     def storage(self, node: object) -> Storage:
         """Return the storage that a persistent id refers to, or that a nested file holds."""
@@ -64,8 +75,15 @@ class Context:
     def draft(self, node: object) -> Draft:
         """Return the tensor that a node stands for."""
         if isinstance(node, Call) and isinstance(node.value, Draft):
+            self.used.add(id(node.value))
             return node.value
         raise self.bad("a tensor is expected where there is something else")
+
+    def dismiss(self, node: object) -> None:
+        """Take note that a tensor, or those in a dict, follow from others and need no name."""
+        for inner in node.values() if isinstance(node, dict) else (node,):
+            if isinstance(inner, Call) and isinstance(inner.value, Draft):
+                self.used.add(id(inner.value))
 
     def strided(self, node: object) -> Draft:
         """Return the ordinary tensor, in one place, that a node stands for."""

@@ -56,14 +56,26 @@ class Call:
         """The global that is called, or a pair of empty names if it is computed."""
         return self.fn.pair if isinstance(self.fn, Global) else ("", "")
 
-    def attributes(self) -> dict[str, object]:
-        """Return the attributes that its states set, slots included."""
-        found: dict[str, object] = {}
+    def attributes(self) -> dict[object, object]:
+        """Return the attributes that its states set, slots included; a state that is none sets nothing."""
+        found: dict[object, object] = {}
         for state in self.state or ():
             for part in state if isinstance(state, tuple) else (state,):
                 if isinstance(part, dict):
-                    found.update((key, value) for key, value in part.items() if isinstance(key, str))
+                    found.update(part)
         return found
+
+    def other_states(self) -> list[object]:
+        """Return its states if one of them is more than attributes: then only its class knows what they mean."""
+        states = [state for state in self.state or () if state is not None]
+        return [] if all(map(_is_attributes, states)) else states
+
+
+def _is_attributes(state: object) -> bool:
+    """Whether a state is a dict of attributes, or the pair (attributes or None, slots)."""
+    if isinstance(state, tuple) and len(state) == 2:
+        return isinstance(state[1], dict) and isinstance(state[0], (dict, type(None)))
+    return isinstance(state, dict)
 
 
 class NodeToken(Token):

@@ -106,6 +106,7 @@ def _cut(context: Context, node: object, ndim: int) -> tuple[int | None, bool]:
 def _mesh(context: Context, node: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shape of a device mesh and this rank's place in it."""
     fields = _attributes(node)
+    context.dismiss({name: fields.get(name) for name in ("mesh", "_mesh", "_rank_map")})
     place = fields.get("_coordinate_on_dim")
     axes = _attributes(fields.get("_layout")).get("axes")
     shape: tuple[int, ...]
@@ -143,7 +144,7 @@ def _block(context: Context, shard: object, shape: tuple[int, ...]) -> Draft:
     return local.like(at=at)
 
 
-def _attributes(node: object) -> dict[str, object]:
+def _attributes(node: object) -> dict[object, object]:
     node = value_of(node)
     if isinstance(node, Call):
         return node.attributes()

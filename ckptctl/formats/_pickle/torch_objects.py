@@ -104,8 +104,11 @@ def _from_type(context: Context, args: tuple[object, ...], call: Call) -> Draft:
         raise context.bad("a tensor is rebuilt as something that is no class")
     if sharded_kind(kind):
         return rebuild_sharded(context, kind, made.dtype, state)
-    # What a jagged tensor is made of stands in its parts already, and in its state once more.
-    return made.like(type=str(kind), state=None if made.layout == "jagged" else state)
+    if made.layout == "jagged":
+        # What it is made of stands in its parts already, and in its state once more, beside what it has worked out.
+        context.dismiss(state)
+        state = None
+    return made.like(type=str(kind), state=state)
 
 
 def _wrapper(context: Context, args: tuple[object, ...], call: Call) -> Draft:
@@ -149,7 +152,9 @@ def _quantized(context: Context, args: tuple[object, ...], call: Call) -> Draft:
 
 def _nested(context: Context, args: tuple[object, ...], call: Call) -> Draft:
     """buffer, sizes, strides, offsets: rows of different lengths, one after another."""
-    parts = {name: context.strided(node) for name, node in zip(("values", "sizes", "strides"), args, strict=False)}
+    names = ("values", "sizes", "strides", "offsets")  # the last are a list of integers in torch 1.13
+    given = [(name, node) for name, node in zip(names, args, strict=False) if not isinstance(node, list)]
+    parts = {name: context.strided(node) for name, node in given}
     if "values" not in parts:
         raise context.bad("a nested tensor has no values")
     return Draft(parts["values"].dtype, parts["values"].shape, layout="nested", parts=parts)
@@ -160,6 +165,7 @@ def _jagged(context: Context, args: tuple[object, ...], call: Call) -> Draft:
     given = args[0] if args else None
     if not isinstance(given, dict) or given.get("values") is None:
         raise context.bad("a jagged tensor has no values")
+    context.dismiss(given.get("_metadata_cache"))
     names = [key for key in ("values", "offsets", "lengths") if given.get(key) is not None]
     parts = {key: context.strided(given[key]) for key in names}
     return Draft(parts["values"].dtype, parts["values"].shape, layout="jagged", parts=parts)

@@ -6,12 +6,13 @@ place, within a budget; what refers to itself, or lies too deep, is left out and
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import LimitError
 from ckptctl.formats._pickle import limits
 from ckptctl.formats._pickle.frames import Frame, Levels, TensorFrame, open_frame, resolved_key, size_of
-from ckptctl.formats._pickle.records import Call, Ext, Global, PersistentId
+from ckptctl.formats._pickle.records import Call, Ext, Global, NodeToken, PersistentId
 from ckptctl.formats._pickle.storages import Draft
 from ckptctl.formats._pickle.torch_objects import of_storage
 from ckptctl.model import Level, TensorInfo
@@ -34,14 +35,32 @@ class Tree:
         self._levels = levels
         self._open: set[int] = set()
         self._closed: dict[int, tuple[object, bool]] = {}
+        self._listed: set[int] = set()
+        self._odd_keys: list[tuple[str | None, NodeToken]] = []
+        self._new_only = False
         self._budget = limits.MAX_REPEATS
         self._named = 0
         self._letters = 0
         self._again: dict[str, int] = {}
 
     def build(self, root: object) -> object:
-        """Return the values under `root`."""
-        frames = [Frame(None, None, [(None, root)])]
+        """Return the values under `root`; `tensors` has all that the pickle makes, `elided` says what no name leads to.
+
+        What is in the keys of a dict is listed last, where it is not a value as well.
+        """
+        values = self._walk([Frame(None, None, [(None, root)])])
+        self._new_only = True
+        for path, key in self._odd_keys:  # which grows, if there are more in them
+            self._walk([Frame(None, None, ()), Frame(None, path, [(str(key), key.node)])])
+        return values
+
+    def lost(self, calls: list[Call]) -> int:
+        """Return how many tensors are made that neither have a name nor are part of another one."""
+        made = (id(call.value) for call in calls if isinstance(call.value, Draft))
+        return len({number for number in made if number not in self._listed and number not in self._context.used})
+
+    def _walk(self, frames: list[Frame]) -> object:
+        """Rebuild what is left in the frames, the last one inside the others; return the value of the first."""
         while True:
             frame = frames[-1]
             inner = self._advance(frame, len(frames))
@@ -60,6 +79,8 @@ class Tree:
         """Go on with a container up to the next one inside it, which is returned, or to its end."""
         for key, child in frame.children:
             frame.keys.append(key)
+            if type(key) is NodeToken:
+                self._odd_keys.append((frame.path, key))
             if type(child) in _ATOMS:
                 frame.done.append(child)
                 continue
@@ -98,12 +119,15 @@ class Tree:
             return self._elide("it refers to itself")
         if depth >= limits.MAX_DEPTH:
             return self._elide(f"nested deeper than {limits.MAX_DEPTH}")
-        value, has_tensors = self._closed.get(number, (None, True))
-        if not has_tensors:
-            return value
-        if number in self._closed and not self._afford(1 + size_of(node)):
-            return value
+        if self._is_known(number, size_of(node)):
+            return self._closed[number][0]
         return self._opened(open_frame(node, path, self._levels), number)
+
+    def _is_known(self, number: int, size: int) -> bool:
+        """Whether what became of a node before will do: it holds no tensors, or naming them again costs too much."""
+        if number not in self._closed:
+            return False
+        return not self._closed[number][1] or self._new_only or not self._afford(1 + size)
 
     def _opened(self, frame: Frame, number: int) -> Frame:
         self._context.clock.check()
@@ -121,6 +145,9 @@ class Tree:
         return False
 
     def _tensor(self, draft: Draft, path: str | None, depth: int) -> object:
+        if self._new_only and id(draft) in self._listed:
+            return None
+        self._listed.add(id(draft))
         name = self._unique(_ROOT if path is None else path)
         self._named += 1
         self._letters += len(name)
@@ -131,9 +158,12 @@ class Tree:
         attributes = _attributes(draft.state)
         if not attributes:
             return ref
-        if id(draft) in self._open or depth >= limits.MAX_DEPTH:
-            return self._elide("it refers to itself" if id(draft) in self._open else "nested too deep")
-        return self._opened(TensorFrame(draft, ref, attributes.items()), id(draft))
+        number = id(draft)
+        if number in self._open or depth >= limits.MAX_DEPTH:
+            return self._elide("it refers to itself" if number in self._open else "nested too deep")
+        if self._is_known(number, len(attributes)):
+            return replace(ref, state=_state_of(self._closed[number][0]))
+        return self._opened(TensorFrame(draft, ref, attributes.items()), number)
 
     def _unique(self, name: str) -> str:
         """Tell apart two tensors to which the same keys lead."""
@@ -151,8 +181,12 @@ class Tree:
         return LimitError(f"{self._context.source.file.path}: the pickle {what}")
 
 
-def _attributes(state: object) -> dict[str, object]:
-    """Return the attributes in a state: a dict, or the pair of one and of slots."""
+def _attributes(state: object) -> dict[object, object]:
+    """Return the attributes in a state: a dict, or the pair of one and of slots; else the state, as one."""
     holder = Call("", None, ())
     holder.state = [state]
-    return holder.attributes()
+    return {"state": state} if holder.other_states() else holder.attributes()
+
+
+def _state_of(value: object) -> object:
+    return value.state if isinstance(value, TensorRef) else None
