@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +66,28 @@ def sums_of(directory: Path, names: Iterable[str]) -> dict[str, str]:
     with contextlib.suppress(CkptctlError):  # then there is no digest on record
         manifest = manifest_of(directory, names)
         found |= {name: one.sha256 for name, one in manifest.files.items()} if manifest else {}
-    for digest, name in _lines(directory / SUMS, _MAX_SUMS) if SUMS in names else ():
-        # A list that was made elsewhere may name files by whole paths: then the last component counts.
-        found[Path(name).name if name.startswith("/") else name.removeprefix("./")] = digest
+    listed = [(name, digest) for digest, name in _lines(directory / SUMS, _MAX_SUMS)] if SUMS in names else []
+    found |= {name.removeprefix("./"): digest for name, digest in listed if not name.startswith("/")}
+    found |= _by_whole_paths(directory, {name: digest for name, digest in listed if name.startswith("/")})
     found.pop("", None)
+    return found
+
+
+def _by_whole_paths(directory: Path, listed: dict[str, str]) -> dict[str, str]:
+    """Return what is listed by whole paths, by the names in a directory.
+
+    A list that was made elsewhere is of the directory that all its paths have in common; that a file of it is not
+    here proves nothing.
+    """
+    here = os.path.abspath(directory)  # noqa: PTH100  # the path as it is named, links and all
+    inside = {name: digest for name, digest in listed.items() if name.startswith(f"{here}/")}
+    found = {name.removeprefix(f"{here}/"): digest for name, digest in inside.items()}
+    moved = {name: digest for name, digest in listed.items() if name not in inside}
+    common = os.path.commonpath([os.path.dirname(name) for name in moved]) if moved else ""  # noqa: PTH120
+    for name, digest in moved.items():
+        there = name.removeprefix(common).lstrip("/")
+        if there not in found and (directory / there).is_file():
+            found[there] = digest
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, counted
 from ckptctl.model import Aspect, Checkpoint, Component, Finding, Severity
-from ckptctl.tensors.compare import unravelled
+from ckptctl.tensors.compare import alone, unravelled
 from ckptctl.tensors.stats import Stats, has_stats, stats
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ def check_values(checkpoint: Checkpoint, progress: Callable[[int], None] = lambd
     """
     seen: set[object] = set()
     for part in (part for part in checkpoint.parts.values() if part.component in _TRAINED):
-        for tensor in (stored for one in part.tensors.values() for stored in (one, *one.parts)):
+        for tensor, corner in (
+            here for one in part.tensors.values() for stored in (one, *one.parts) for here in _here(stored)
+        ):
             if not has_stats(tensor) or tensor.identity in seen:
                 continue
             seen.add(tensor.identity)
@@ -39,13 +41,23 @@ def check_values(checkpoint: Checkpoint, progress: Callable[[int], None] = lambd
             except CkptctlError as error:
                 yield _finding(tensor, Severity.ERROR, error.slug, error.message)
                 continue
-            yield from _odd(tensor, found, part.component)
+            yield from _odd(tensor, corner, found, part.component)
 
 
-def _odd(tensor: TensorInfo, found: Stats, component: Component) -> Iterator[Finding]:
+def _here(tensor: TensorInfo) -> Iterator[tuple[TensorInfo, tuple[int, ...] | None]]:
+    """Yield a tensor, or the blocks of it that are here, and each copy; of a block, where it sits in the whole."""
+    if tensor.whole or tensor.layout != "strided":
+        yield tensor, None
+    for piece in (*(() if tensor.whole else tensor.pieces), *tensor.copies):
+        yield alone(tensor, piece), piece.offsets
+
+
+def _odd(tensor: TensorInfo, corner: tuple[int, ...] | None, found: Stats, component: Component) -> Iterator[Finding]:
+    """Say what is odd about a tensor, or about a block of one, of which zeros and small numbers say nothing."""
     if found.nan or found.infinite:
         kinds = [f"{count:,} {kind}" for count, kind in ((found.nan, "NaN"), (found.infinite, "Inf")) if count]
-        where = list(unravelled(found.first, tensor.shape))
+        first = unravelled(found.first, tensor.shape)
+        where = [at + start for at, start in zip(first, corner or (0,) * len(first), strict=True)]
         what = f"{tensor.name} {_described(tensor)} holds {' and '.join(kinds)}, the first at {where}"
         if _PADDED.search(tensor.name):
             yield _finding(tensor, Severity.WARNING, "not-finite", f"{what}; it may be padding, which is never used")
@@ -53,6 +65,8 @@ def _odd(tensor: TensorInfo, found: Stats, component: Component) -> Iterator[Fin
             yield _finding(tensor, Severity.WARNING, "not-finite", f"{what}; by its name it is a mask, which may")
         else:
             yield _finding(tensor, Severity.ERROR, "not-finite", what)
+    elif corner is not None:
+        return
     elif found.zero and component is Component.MODEL and tensor.numel > 1:
         yield _finding(tensor, Severity.NOTE, "all-zero", f"{tensor.name} {_described(tensor)} is all zeros")
     elif found.subnormal and component is Component.MODEL:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ckptctl.checks.digests import SUMS, OnRecord, Recorded
 from ckptctl.checks.file_bytes import BytesReport, FileBytes, Outcome, Place
 from ckptctl.errors import CkptctlError, CorruptError, counted
-from ckptctl.formats import Checksum, checksums_of
+from ckptctl.formats import Checksum, Deflated, checksums_of
 from ckptctl.formats import read as read_contents
 from ckptctl.model import Aspect, Checkpoint, Encoding, Finding, Severity
 from ckptctl.storage import ByteRange, StoredFile, open_file
@@ -213,11 +213,11 @@ def _crc(one: FileBytes, progress: Progress) -> int:
     try:
         file = one.file.again() if one.file else open_file(one.path)
         for recorded in one.checksums:
-            crc = _crc_of(file, recorded, buffer, progress)
+            look = _wrong if recorded.unpacked is None else _wrong_inside
+            wrong = look(file, recorded, buffer, progress)
             total += recorded.range.length
-            if crc != recorded.crc:
-                reads = f"reads CRC {crc:08x}" if crc >= 0 else "cannot be unpacked"
-                what = f"record {recorded.what} {reads}, recorded {recorded.crc:08x}"
+            if wrong:
+                what = f"record {recorded.what} {wrong}"
                 one.findings.append(_finding(one, "bad-crc", f"{what}{_damaged(recorded, one)}"))
         file.release()
         file.check_in_place()
@@ -226,23 +226,30 @@ def _crc(one: FileBytes, progress: Progress) -> int:
     return total
 
 
-def _crc_of(file: StoredFile, recorded: Checksum, buffer: memoryview, progress: Progress) -> int:
-    """Return the CRC-32 of a record, unpacked if need be, never by more than it says it holds; -1 if it cannot be."""
-    at, end = recorded.range.offset, recorded.range.offset + recorded.range.length
-    packed, crc, length = zlib.decompressobj(-zlib.MAX_WBITS) if recorded.unpacked is not None else None, 0, 0
+def _wrong(file: StoredFile, recorded: Checksum, buffer: memoryview, progress: Progress) -> str:
+    """Say what is wrong with a record by its CRC-32, if anything is."""
+    at, end, crc = recorded.range.offset, recorded.range.offset + recorded.range.length, 0
     while at < end and (count := file.pread_into(buffer[: min(_BLOCK, end - at)], at)):
         progress(count)
         at += count
-        part: bytes | memoryview = buffer[:count]
-        while packed and part and length <= (recorded.unpacked or 0):
-            try:
-                made = packed.decompress(part, _BLOCK)
-            except zlib.error:
-                return -1
-            crc, length, part = zlib.crc32(made, crc), length + len(made), packed.unconsumed_tail
-        if not packed:
-            crc = zlib.crc32(part, crc)
-    return crc if not packed or length == recorded.unpacked else -1
+        crc = zlib.crc32(buffer[:count], crc)
+    return "" if crc == recorded.crc else f"reads CRC {crc:08x}, recorded {recorded.crc:08x}"
+
+
+def _wrong_inside(file: StoredFile, recorded: Checksum, buffer: memoryview, progress: Progress) -> str:
+    """The same of a record that is packed, which is unpacked to its end."""
+    size, done = recorded.unpacked or 0, 0
+    place = replace(recorded.range, file=file)
+    packed = Deflated(place, size, recorded.crc, "")
+    try:
+        for at in range(0, max(size, 1), len(buffer)):
+            packed.read(at, min(len(buffer), size - at))
+            progress(max(packed.consumed - done, 0))
+            done = max(packed.consumed, done)
+    except CorruptError as error:
+        return error.message.strip()
+    progress(place.length - done)
+    return ""
 
 
 def _damaged(recorded: Checksum, one: FileBytes) -> str:

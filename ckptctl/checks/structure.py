@@ -27,7 +27,7 @@ _WRONG = frozenset(
 _UNSEEN = (UnreadableError, MissingExtraError, UnsupportedError)
 _STEP = re.compile(
     r"(?:checkpoint-|(?:global_)?step[-_]?)([0-9]{1,18})(?:\.(?:pt|pth|ckpt|safetensors))?"
-    r"|(?:.*[-_])?step=([0-9]{1,18})(?:[-_].*)?(?:-v[0-9]+)?\.ckpt"
+    r"|(?:.*-)?(?:global_)?step=([0-9]{1,18})(?:[-_].*)?(?:-v[0-9]+)?\.ckpt"
 )
 """The names that trainers give, in which a number can be nothing but the step."""
 _DEEPSPEED = ("param_shapes", "ds_version", "ds_config")
@@ -101,12 +101,16 @@ def _placeholders(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _steps(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """The step in a name against the one inside. The number in the name of an accelerate state counts saves."""
+    """The step in a name against the one inside.
+
+    The number in the name of an accelerate state counts saves; some trainers count epochs there.
+    """
     step = None if checkpoint.layout == "accelerate" else checkpoint.step
     found = _STEP.fullmatch(checkpoint.path.name)
     named = int(found[1] or found[2]) if found else None
     inside = step is not None and step.where != "in the name"
-    if step and named is not None and inside and named != step.value:
+    by_epoch = checkpoint.epoch is not None and named in (checkpoint.epoch.value, checkpoint.epoch.value + 1)
+    if step and named is not None and inside and named != step.value and not by_epoch:
         what = f"its name says step {named:,}, inside it is {step.value:,} ({step.where})"
         yield _finding("step-mismatch", checkpoint.path.name, what)
 

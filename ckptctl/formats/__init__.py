@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CorruptError, UnknownFormatError
 from ckptctl.formats import keras_h5, keras_zip, npz, plain_pickle, safetensors, torch_legacy, torch_script, torch_zip
 from ckptctl.formats._dcp_metadata import Chunk, DcpMetadata, Item, read_metadata
+from ckptctl.formats._deflated import Deflated
 from ckptctl.formats._foreign import explain
 from ckptctl.formats._format import Checksum, Format, Stored
 from ckptctl.formats._json import Pairs as JsonPairs
@@ -24,6 +25,7 @@ __all__ = [
     "Checksum",
     "Chunk",
     "DcpMetadata",
+    "Deflated",
     "Format",
     "Item",
     "JsonPairs",

@@ -62,6 +62,11 @@ class Deflated:
                 self._rewind()
         return b"".join(parts)
 
+    @property
+    def consumed(self) -> int:
+        """How many packed bytes were read since it began."""
+        return self._read
+
     def head(self, length: int) -> bytes:
         """Return the first bytes, and let go of all that is held; call it before any `read`."""
         with self._lock:

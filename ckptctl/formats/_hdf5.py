@@ -11,8 +11,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckptctl.errors import CkptctlError, CorruptError, LimitError, MissingExtraError, UnsupportedError
+from ckptctl.errors import CkptctlError, CorruptError, LimitError, MissingExtraError, UnsupportedError, counted
 from ckptctl.formats._hdf5_chunks import Chunks, Opened
+from ckptctl.formats._npy import KINDS
 from ckptctl.model import DTYPES, DType, Encoding, Piece, TensorInfo
 
 if TYPE_CHECKING:
@@ -20,12 +21,10 @@ if TYPE_CHECKING:
 
     from ckptctl.storage import ByteRange
 
-_MAX_DEPTH, _MAX_OBJECTS, _MAX_TEXT, _MAX_CHUNKS = 64, 1_000_000, 1 << 20, 1_000_000
+_MAX_DEPTH, _MAX_OBJECTS, _MAX_CHUNKS = 64, 1_000_000, 1_000_000
+_MAX_TEXT, _MAX_JSON = 1 << 20, 64 << 20
+"""Bytes of an attribute, and of one that is asked for."""
 _FILTERS = {1: "gzip", 2: "shuffle", 32000: "lzf"}
-_KINDS = {
-    "f2": "F16", "f4": "F32", "f8": "F64", "i1": "I8", "i2": "I16", "i4": "I32", "i8": "I64",
-    "u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "b1": "BOOL", "c8": "C64", "c16": "C128",
-}  # fmt: skip
 _MOST_PACKED = 1100
 """No filter packs more bytes than this into one."""
 
@@ -38,8 +37,8 @@ class Hdf5:
     attributes: dict[str, object] = field(default_factory=dict)
 
 
-def read_hdf5(source: ByteRange) -> Hdf5:
-    """Walk through all groups.
+def read_hdf5(source: ByteRange, *, texts: tuple[str, ...] = ()) -> Hdf5:
+    """Walk through all groups; `texts` are attributes of the root that must be read if they are there.
 
     Raises
     ------
@@ -52,7 +51,7 @@ def read_hdf5(source: ByteRange) -> Hdf5:
     h5py = _h5py(source)
     try:
         with h5py.File(Opened(source), "r") as file:
-            return _Walk(h5py, source).walk(file)
+            return _Walk(h5py, source).walk(file, texts)
     except (CkptctlError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001  # whatever its C part reports: OSError, RuntimeError, KeyError, …
@@ -87,7 +86,9 @@ def _check_end(source: ByteRange) -> None:
             hint="copy it again from where it was written, or resume from an older checkpoint",
         )
     if end < source.length:
-        raise CorruptError(f"{source.file.path}: {source.length - end} bytes follow the end that it records ({end})")
+        raise CorruptError(
+            f"{source.file.path}: {counted(source.length - end, 'byte')} after the end that it records ({end})"
+        )
 
 
 class _Walk:
@@ -99,15 +100,15 @@ class _Walk:
         self.groups: set[object] = set()
         self.count = 0
 
-    def walk(self, file: Any) -> Hdf5:
-        self.found.attributes.update(_attributes(file))
+    def walk(self, file: Any, texts: tuple[str, ...]) -> Hdf5:
+        self.found.attributes.update(self._attributes(file, texts))
         self._group(file, ())
         return self.found
 
     def _group(self, group: Any, path: tuple[str, ...]) -> None:
         address = self.h5py.h5o.get_info(group.id).addr
         if address in self.groups:
-            raise self._bad(f"group {'/'.join(path)} is reached by two paths")
+            raise UnsupportedError(f"{self.where}: group {'/'.join(path)} is reached by two paths; only trees are read")
         if len(path) > _MAX_DEPTH:
             raise LimitError(f"{self.where}: groups are nested deeper than {_MAX_DEPTH}")
         self.groups.add(address)
@@ -140,12 +141,14 @@ class _Walk:
                     f"{self.where}: {name} is packed by filter {code}; only gzip, shuffle and lzf are read"
                 )
         dtype = _dtype(dataset)
-        if dtype is None or dataset.shape is None:
-            return  # text, or nothing: no tensor
+        if dataset.shape is None or (dtype is None and _is_text(self.h5py, dataset.dtype)):
+            return  # no tensor
+        if dtype is None:
+            raise UnsupportedError(f"{self.where}: {name} is of the type {dataset.dtype}, which is not read")
         if dtype.name != "BOOL" and not _is_stored_as(dataset):
             raise UnsupportedError(f"{self.where}: {name} is stored in a type of its own, which is not read")
         if name in self.found.tensors:
-            raise self._bad(f"two datasets are called {name}")
+            raise UnsupportedError(f"{self.where}: two datasets are called {name}, as / is written as a dot")
         shape = tuple(int(size) for size in dataset.shape)
         pieces = tuple(self._pieces(dataset, name, shape, math.prod(shape) * dtype.bits // 8))
         self.found.tensors[name] = TensorInfo(name=name, dtype=dtype, shape=shape, pieces=pieces)
@@ -157,6 +160,8 @@ class _Walk:
             yield from self._chunks(dataset, name, shape, nbytes)
         elif nbytes and start is None and dataset.id.get_storage_size() == nbytes:
             raise UnsupportedError(f"{self.where}: {name} lies inside its own header (compact), which is not read")
+        elif nbytes and start is None and not dataset.id.get_storage_size():
+            raise UnsupportedError(f"{self.where}: {name} was never written: it has a shape, and no values")
         elif nbytes:
             if start is None or start + nbytes > self.source.length:
                 raise self._bad(f"{name} needs {nbytes} bytes, which are not in the file")
@@ -166,29 +171,68 @@ class _Walk:
         count, stored = dataset.id.get_num_chunks(), dataset.id.get_storage_size()
         if count > _MAX_CHUNKS:
             raise LimitError(f"{self.where}: {name} has {count} chunks (limit {_MAX_CHUNKS})")
+        whole = math.prod(-(-size // step) for size, step in zip(shape, dataset.chunks, strict=True))
+        if count < whole:
+            raise UnsupportedError(
+                f"{self.where}: of {name}, {whole - count} of {counted(whole, 'chunk')} never written"
+            )
         if nbytes > _MOST_PACKED * stored:
             raise self._bad(f"{name} needs {nbytes} bytes, its chunks hold {stored}")
         swapped = Encoding.SWAPPED if dataset.dtype.byteorder == ">" else Encoding.RAW
-        for index in range(count):
-            chunk = dataset.id.get_chunk_info(index)
+        for chunk in _infos(dataset.id, count):
             at = tuple(chunk.chunk_offset)
             if chunk.byte_offset is None or chunk.byte_offset + chunk.size > self.source.length:
                 raise self._bad(f"a chunk of {name} ends beyond the file")
-            sizes = tuple(min(c, whole - a) for c, whole, a in zip(dataset.chunks, shape, at, strict=True))
+            sizes = tuple(min(c, size - a) for c, size, a in zip(dataset.chunks, shape, at, strict=True))
             block = self.source.sub(chunk.byte_offset, chunk.size)
             unpack = self.chunks.unpacker(dataset.name, at, sizes)
             yield Piece(range=block, offsets=at, shape=sizes, encoding=Encoding.CHUNK | swapped, unpack=unpack)
+
+    def _attributes(self, group: Any, texts: tuple[str, ...]) -> Iterator[tuple[str, object]]:
+        """Yield attributes that are a text or a number, and not large, and `texts` whatever they are."""
+        for name in group.attrs:
+            kind, most = group.attrs.get_id(name), _MAX_JSON if name in texts else _MAX_TEXT
+            long = kind.get_storage_size() > most
+            value: Any = None if kind.shape != () or long else group.attrs[name]
+            value = value.item() if hasattr(value, "item") else value
+            long = long or (isinstance(value, (str, bytes)) and len(value) > most)
+            value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            if isinstance(value, (str, int, float)) and not long:
+                yield name, value
+            elif name in texts and long:
+                raise LimitError(f"{self.where}: its attribute {name} is longer than {most} bytes")
+            elif name in texts:
+                raise UnsupportedError(f"{self.where}: its attribute {name} is no text, and is not read")
 
     def _bad(self, what: str) -> CorruptError:
         return CorruptError(f"{self.where}: damaged HDF5 file: {what}")
 
 
+def _infos(dataset: Any, count: int) -> list[Any]:
+    """Return where the chunks lie, by one walk through them where the library has it: one by one costs a walk each."""
+    if not hasattr(dataset, "chunk_iter"):
+        return [dataset.get_chunk_info(index) for index in range(count)]
+    found: list[Any] = []
+    dataset.chunk_iter(found.append)
+    return found
+
+
 def _dtype(dataset: Any) -> DType | None:
     kind = dataset.dtype
-    if kind.itemsize == 2 and dataset.attrs.get("dtype") == "bfloat16":
+    if kind.itemsize == 2 and _is_bfloat16(dataset):
         return DTYPES["BF16"]
-    known = _KINDS.get(f"{kind.kind}{kind.itemsize}")
+    known = KINDS.get(f"{kind.kind}{kind.itemsize}")
     return DTYPES.get(known) if known else None
+
+
+def _is_bfloat16(dataset: Any) -> bool:
+    said = dataset.attrs.get("dtype")
+    return isinstance(said, (str, bytes)) and said in ("bfloat16", b"bfloat16")
+
+
+def _is_text(h5py: Any, kind: Any) -> bool:
+    """Whether a type is one of text, or refers to other objects."""
+    return h5py.check_string_dtype(kind) is not None or h5py.check_ref_dtype(kind) is not None
 
 
 def _is_stored_as(dataset: Any) -> bool:
@@ -197,16 +241,3 @@ def _is_stored_as(dataset: Any) -> bool:
 
     stored: bool = dataset.id.get_type().equal(h5t.py_create(dataset.dtype, logical=True))
     return stored
-
-
-def _attributes(group: Any) -> Iterator[tuple[str, object]]:
-    """Yield attributes that are a text or a number, and not large."""
-    for name in group.attrs:
-        kind = group.attrs.get_id(name)
-        if kind.shape != () or kind.get_storage_size() > _MAX_TEXT:
-            continue
-        value = group.attrs[name]
-        value = value.item() if hasattr(value, "item") else value
-        value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-        if isinstance(value, (str, int, float)):
-            yield name, value

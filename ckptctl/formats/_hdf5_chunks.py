@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import CkptctlError, CorruptError, LimitError
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from ckptctl.storage import ByteRange
 
-_MAX_CHUNK = 256 << 20
+_MAX_CHUNK = 64 << 20
 
 
 class Opened(io.RawIOBase):
@@ -46,10 +47,11 @@ class Opened(io.RawIOBase):
 
 
 class Chunks:
-    """The chunks of one file, which is opened again when the first of them is unpacked."""
+    """The chunks of one file, which is opened again when the first of them is unpacked. Several threads may ask."""
 
     def __init__(self, h5py: Any, source: ByteRange) -> None:
         self._h5py, self._source = h5py, source
+        self._lock = threading.Lock()
         self._file: Any = None
         self._path = ""
         self._dataset: Any = None
@@ -57,17 +59,18 @@ class Chunks:
     def unpacker(self, path: str, at: tuple[int, ...], shape: tuple[int, ...]) -> Callable[[], bytes]:
         """Return what unpacks the block at `at` of the dataset at `path`: its bytes, row by row, as stored.
 
-        It raises CorruptError if they cannot be unpacked, LimitError if the chunk is larger than 256 MiB.
+        It raises CorruptError if they cannot be unpacked, LimitError if the chunk is larger than 64 MiB.
         """
         return lambda: self._unpack(path, at, shape)
 
     def _unpack(self, path: str, at: tuple[int, ...], shape: tuple[int, ...]) -> bytes:
+        place = tuple(slice(begin, begin + size) for begin, size in zip(at, shape, strict=True))
         try:
-            if path != self._path:
-                self._dataset = self._open(path)
-                self._path = path
-            block = self._dataset[tuple(slice(begin, begin + size) for begin, size in zip(at, shape, strict=True))]
-            raw: bytes = block.tobytes()
+            with self._lock:
+                if path != self._path:
+                    self._dataset = self._open(path)
+                    self._path = path
+                raw: bytes = self._dataset[place].tobytes()
         except (CkptctlError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001  # whatever its C part reports

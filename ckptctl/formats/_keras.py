@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import LimitError
+from ckptctl.formats._pickle.levels import level_named
 from ckptctl.model import Contents, GlobalUse, Level, Region
 from ckptctl.values import TensorRef
 
@@ -16,8 +18,13 @@ if TYPE_CHECKING:
     from ckptctl.model import TensorInfo
 
 _ITERATION = re.compile(r"optimizer\.vars\.0|optimizer_weights\.\w+\.(iteration|iter)")
-_OWN = ("builtins", "keras", "tf_keras", "keras_nlp", "keras_hub", "keras_cv")
+_OWN = ("keras", "tf_keras", "keras_nlp", "keras_hub", "keras_cv")
 _CODE = ("Lambda", "__lambda__")
+_FUNCTIONS = frozenset(
+    {"activations", "backend", "constraints", "initializers", "layers", "losses", "metrics", "ops", "random",
+     "regularizers"}
+)  # fmt: skip
+"""Modules whose functions only compute; others of Keras fetch files, load models, switch safety off."""
 _MAX_NODES = 1_000_000
 
 
@@ -44,7 +51,10 @@ def configured_code(config: object) -> tuple[GlobalUse, ...]:
         if isinstance(node, dict):
             module, name = node.get("module"), node.get("class_name")
             if isinstance(name, str) and (isinstance(module, str) or name in _CODE):
-                found[module if isinstance(module, str) else "keras.layers", name] += 1
+                inner = node.get("config")
+                # A function is found by the name that its configuration is.
+                named = inner if name == "function" and isinstance(inner, str) else name
+                found[module if isinstance(module, str) else "keras.layers", named] += 1
             todo += node.values()
         elif isinstance(node, list):
             todo += node
@@ -58,9 +68,16 @@ def configured_code(config: object) -> tuple[GlobalUse, ...]:
 
 
 def _level(module: str, name: str) -> Level:
+    """Judge a class or function that a loader would look for: Keras's own are known if they are classes, or compute."""
     if name in _CODE:
         return Level.DANGEROUS
-    return Level.KNOWN if module.partition(".")[0] in _OWN else Level.FOREIGN
+    if module == "builtins":
+        # What is not Python's is looked for among the functions of Keras.
+        return level_named(f"builtins.{name}") if hasattr(builtins, name) else Level.KNOWN
+    if module.partition(".")[0] in _OWN:
+        computes = not _FUNCTIONS.isdisjoint(module.split("."))
+        return Level.KNOWN if computes or name[:1].isupper() or name == "function" else Level.FOREIGN
+    return level_named(f"{module}.{name}")
 
 
 def account(contents: Contents) -> tuple[Region, ...]:

@@ -29,10 +29,11 @@ _SIZE = r"(?:0|[1-9][0-9]{0,18})L?"
 _SHAPE = re.compile(rf"\((?:|{_SIZE},|{_SIZE}(?:, *{_SIZE})+,?) *\)")
 _FIELDS = re.compile(r"\{ *'descr' *: *[\[(]")
 _CODE = re.compile(r"([<>|=])?([A-Za-z?])([0-9]*)(\[.{1,20}\])?")
-_KINDS = {
+KINDS = {
     "f2": "F16", "f4": "F32", "f8": "F64", "i1": "I8", "i2": "I16", "i4": "I32", "i8": "I64",
     "u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "b1": "BOOL", "c8": "C64", "c16": "C128",
 }  # fmt: skip
+"""Names of element types, by kind and width in bytes as NumPy writes them."""
 _OTHERS = {
     "S": "text, which is not read",
     "U": "text, which is not read",
@@ -143,7 +144,7 @@ def _dtype(code: str, what: str) -> DType:
         )
     if kind in _OTHERS:
         raise UnsupportedError(f"{what} holds {_OTHERS[kind]}")
-    known = _KINDS.get(kind + width)
+    known = KINDS.get(kind + width)
     if not known:
         raise UnsupportedError(f"{what} is of the dtype {code[:_SHOWN]!r}, which is not read")
     dtype = DTYPES[known]

@@ -35,7 +35,10 @@ class Archive:
             raise _zip.corrupt(source, f"its records have {len(roots)} different roots")
         self.members = {m.name.partition("/")[2]: m for m in self.directory.members}
         self.storages: dict[str, tuple[tuple[object, ...], Storage]] = {}
-        self.swapped = "byteorder" in self.members and self._text("byteorder") == "big"
+        order = self._text("byteorder") if "byteorder" in self.members else "little"
+        if order not in ("little", "big"):
+            raise _zip.corrupt(source, f"its byte order is {order[:20]!r}, which is none")
+        self.swapped = order == "big"
 
     def record(self, name: str) -> ByteRange:
         """Return the bytes of a record, which must be stored as they are."""

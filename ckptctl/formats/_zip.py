@@ -112,8 +112,10 @@ def first_name(source: ByteRange) -> bytes:
     return head[_LOCAL.size : _LOCAL.size + int(_LOCAL.unpack_from(head)[9])]
 
 
-def read_directory(source: ByteRange, *, fold: bool = True) -> Directory:
-    """Read the directory and hold every local header against it; `fold` refuses names that differ only in case.
+def read_directory(source: ByteRange, *, paths: bool = True) -> Directory:
+    """Read the directory and hold every local header against it.
+
+    Names that lead upwards are refused; if names are `paths`, also odd ones and those that differ only in case.
 
     Raises
     ------
@@ -123,7 +125,7 @@ def read_directory(source: ByteRange, *, fold: bool = True) -> Directory:
     start, end, count = _find_directory(source)
     raw = source.read(start, end - start)
     members = sorted(_entries(source, raw, count), key=lambda member: member.header)
-    _check_unique(source, members, fold=fold)
+    _check_names(source, members, paths=paths)
     _locate(source, members, start)
     return Directory(members=tuple(members), start=start, end=end)
 
@@ -214,20 +216,22 @@ def _name(source: ByteRange, raw: bytes) -> str:
     try:
         name = raw.decode()
     except UnicodeDecodeError:
-        raise corrupt(source, f"a record's name is not UTF-8: {raw[:80]!r}") from None
-    parts = name.split("/")
-    if len(raw) > _MAX_NAME or "\0" in name or "\\" in name or "" in parts or "." in parts or ".." in parts:
-        raise corrupt(source, f"{name[:80]!r} is no name of a record that is read here")
+        raise corrupt(source, f"a record's name is not UTF-8: {raw[:80].decode('utf-8', 'backslashreplace')}") from None
+    if len(raw) > _MAX_NAME or "\0" in name:
+        raise corrupt(source, f"{name[:80]} is no name of a record that is read here")
     return name
 
 
-def _check_unique(source: ByteRange, members: list[Member], *, fold: bool) -> None:
-    """Refuse names that differ in nothing; with `fold`, or only in case: torch and Python pick different ones."""
+def _check_names(source: ByteRange, members: list[Member], *, paths: bool) -> None:
+    """Refuse names that are equal; of `paths`, or differ only in case (torch and Python pick different ones)."""
     seen: set[str] = set()
     for member in members:
         name = member.name
+        parts = name.split("/")
+        if ".." in parts or (paths and ("\\" in name or "" in parts or "." in parts)):
+            raise corrupt(source, f"{name[:80]} is no name of a record that is read here")
         folded = name.lower() if name.isascii() else unicodedata.normalize("NFC", name).casefold()
-        folded = folded if fold else name
+        folded = folded if paths else name
         if folded in seen:
             raise corrupt(source, f"two records are called {name}")
         seen.add(folded)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from ckptctl.errors import CorruptError
 from ckptctl.formats._format import Format
 from ckptctl.formats._keras import account, configured_code, state_of
 from ckptctl.model import Contents
@@ -28,8 +29,8 @@ def read(source: ByteRange) -> Contents:
     """Describe datasets and the attributes of the root."""
     from ckptctl.formats._hdf5 import read_hdf5  # noqa: PLC0415  # only these files need it
 
-    found = read_hdf5(source)
-    values = {key: _parsed(key, value) for key, value in found.attributes.items()}
+    found = read_hdf5(source, texts=_JSON)
+    values = {key: _parsed(source, key, value) for key, value in found.attributes.items()}
     return Contents(
         format=FORMAT.name,
         range=source,
@@ -39,11 +40,11 @@ def read(source: ByteRange) -> Contents:
     )
 
 
-def _parsed(key: str, value: object) -> object:
+def _parsed(source: ByteRange, key: str, value: object) -> object:
     try:
         return json.loads(value) if key in _JSON and isinstance(value, str) else value
     except (ValueError, RecursionError):
-        return value
+        raise CorruptError(f"{source.file.path}: its attribute {key} is no JSON") from None
 
 
 FORMAT = Format(

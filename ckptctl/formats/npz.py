@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _SUFFIX, _METHODS = ".npy", (0, 8)
 _RUN = 4 << 20
 """Compressed values are unpacked by so many bytes."""
-_MAX_WHOLE = 256 << 20
+_BAND = 16 << 20
+"""Of an array that lies column by column, so many bytes of rows are put together in one pass."""
+_MAX_PASSES = 16
 _USUAL = 256
 """Most headers are no longer, packed or not."""
 
@@ -71,7 +73,7 @@ def checksums(contents: Contents) -> tuple[Checksum, ...]:
 
 
 def _directory(source: ByteRange) -> _zip.Directory:
-    return _zip.read_directory(source, fold=False)  # to NumPy, A and a are two arrays
+    return _zip.read_directory(source, paths=False)  # to NumPy, A and a, and /a, are three arrays
 
 
 def _tensor(source: ByteRange, member: _zip.Member) -> TensorInfo:
@@ -107,12 +109,9 @@ def _stored(record: ByteRange, header: _npy.Header) -> Iterator[Piece]:
 
 
 def _packed(record: ByteRange, header: _npy.Header, packed: Deflated, what: str) -> Iterator[Piece]:
-    """Yield runs of the values of a compressed array, or all of it at once if it lies column by column."""
+    """Yield runs of the values of a compressed array, or bands of rows if it lies column by column."""
     if header.strides:
-        unpack = _by_columns(packed, header, what)
-        yield Piece(
-            range=record, offsets=(0,) * len(header.shape), shape=header.shape, encoding=Encoding.CHUNK, unpack=unpack
-        )
+        yield from _by_columns(record, header, packed, what)
         return
     width = header.dtype.bits // 8
     for at in range(0, header.nbytes, _RUN):
@@ -130,21 +129,46 @@ def _run(packed: Deflated, at: int, length: int) -> Callable[[], bytes]:
     return lambda: packed.read(at, length)
 
 
-def _by_columns(packed: Deflated, header: _npy.Header, what: str) -> Callable[[], bytes]:
-    """Return what unpacks an array that lies column by column, and turns it."""
+def _by_columns(record: ByteRange, header: _npy.Header, packed: Deflated, what: str) -> Iterator[Piece]:
+    """Yield bands of rows, each of which takes a pass through the whole array."""
+    rows = header.shape[0]
+    band = max(_BAND * rows // header.nbytes, 1)
+    for first in range(0, rows, band):
+        count = min(band, rows - first)
+        yield Piece(
+            range=record,
+            offsets=(first, *(0 for _ in header.shape[1:])),
+            shape=(count, *header.shape[1:]),
+            encoding=Encoding.CHUNK,
+            unpack=_rows(packed, header, first, count, what),
+        )
+
+
+def _rows(packed: Deflated, header: _npy.Header, first: int, count: int, what: str) -> Callable[[], bytes]:
+    """Return what unpacks `count` rows of an array that lies column by column, and turns them."""
 
     def unpack() -> bytes:
-        if header.nbytes > _MAX_WHOLE:
+        if header.nbytes > _MAX_PASSES * _BAND:
             raise LimitError(
-                f"{what} is compressed and lies column by column: all {header.nbytes} bytes would have to be in "
-                f"memory (limit {_MAX_WHOLE})",
+                f"{what} is compressed and lies column by column: its {header.nbytes} bytes would have to be unpacked "
+                f"more than {_MAX_PASSES} times",
                 hint="save it again with np.savez, or as np.ascontiguousarray(array)",
             )
         import numpy as np
 
-        raw = packed.read(header.length, header.nbytes)
-        values = np.frombuffer(raw, f"V{header.dtype.bits // 8}").reshape(header.shape[::-1])
-        turned: bytes = values.transpose().tobytes()
+        rows, width = header.shape[0], header.dtype.bits // 8
+        columns = header.nbytes // (rows * width)
+        found = np.empty((columns, count), f"V{width}")
+        step = max(_RUN // (rows * width), 1)
+        for at in range(0, columns, step):
+            place = header.length + at * rows * width
+            if step == 1:
+                raw = packed.read(place + first * width, count * width)
+                found[at] = np.frombuffer(raw, found.dtype)
+            else:
+                raw = packed.read(place, min(step, columns - at) * rows * width)
+                found[at : at + step] = np.frombuffer(raw, found.dtype).reshape(-1, rows)[:, first : first + count]
+        turned: bytes = found.reshape(*header.shape[:0:-1], count).transpose().tobytes()
         return turned
 
     return unpack

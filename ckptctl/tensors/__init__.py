@@ -11,6 +11,9 @@ _CODES = {
     "I64": "q", "U64": "Q", "F16": "e", "F32": "f", "F64": "d",
 }  # fmt: skip
 
+_LONGEST = 16
+"""Bytes of the longest number, when each of them is written as a character of two."""
+
 
 def scalar(tensor: TensorInfo) -> float | None:
     """Read the value of a tensor of one real number; None if it is not one, or not here.
@@ -20,6 +23,8 @@ def scalar(tensor: TensorInfo) -> float | None:
     if tensor.numel != 1 or len(tensor.pieces) != 1 or tensor.layout != "strided":
         return None
     piece = tensor.pieces[0]
+    if piece.unpack or piece.range.length > _LONGEST:
+        return None
     raw = piece.range.read()
     if piece.encoding is Encoding.LATIN1:
         raw = raw.decode().encode("latin1")

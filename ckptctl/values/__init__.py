@@ -194,11 +194,14 @@ def with_references(value: object, change: Callable[[TensorRef], TensorRef]) -> 
 
 def text_items(items: Mapping[object, object]) -> Iterator[tuple[str, object]]:
     """Yield the items of a mapping under the text of their keys; equal texts are told apart by a number."""
-    seen: dict[str, int] = {}
+    last: dict[str, int] = {}
     for key, value in items.items():
-        text = key_text(key)
-        number = seen[text] = seen.get(text, 0) + 1
-        yield (text if number == 1 else f"{text}#{number}"), value
+        text = found = key_text(key)
+        while found in last:
+            last[text] += 1
+            found = f"{text}#{last[text]}"
+        last[found] = 1
+        yield found, value
 
 
 def key_text(key: object) -> str:

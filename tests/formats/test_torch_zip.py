@@ -208,9 +208,13 @@ def test_reads_numpy_arrays_in_every_order(corpus):
 
 
 def test_numpy_1_and_2_read_alike(corpus):
-    one = read(corpus / "numpy1" / "train_dict_numpy1.pt")
+    one, two = read(corpus / "numpy1" / "train_dict_numpy1.pt"), read(corpus / "torch_save" / "train_dict.pt")
     assert all(use.level is Level.KNOWN for use in one.globals)
-    assert "rng.1" in one.tensors or any("rng" in name for name in one.tensors)
+    kinds = [
+        {name: (t.dtype.name, t.shape) for name, t in found.tensors.items() if "rng" in name} for found in (one, two)
+    ]
+    assert kinds[0] == kinds[1]
+    assert any(dtype == "U32" and shape == (624,) for dtype, shape in kinds[0].values())
 
 
 def test_dtypes_of_torch_are_all_known():

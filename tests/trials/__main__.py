@@ -7,9 +7,9 @@ import sys
 from datetime import datetime, timezone
 
 from tests.docs_pages import DOCS
-from tests.trials import errors, full_disk, fuzz, memory
+from tests.trials import errors, full_disk, fuzz, memory, pickles
 
-TRIALS = {one.__name__.rpartition(".")[2]: one for one in (fuzz, errors, full_disk, memory)}
+TRIALS = {one.__name__.rpartition(".")[2]: one for one in (fuzz, pickles, errors, full_disk, memory)}
 PAGE = DOCS / "trials.md"
 
 

@@ -8,9 +8,10 @@ import random
 import shutil
 
 import pytest
+import torch
 
 from tests.samples import CORPUS
-from tests.trials import errors, fuzz
+from tests.trials import errors, fuzz, pickles
 from tests.trials.mutate import KINDS, mutated
 
 
@@ -77,3 +78,22 @@ def test_a_summary_counts_what_was_found():
     every = fuzz.summed([{"a": tally}, {"a": fuzz.Tally(tried=2)}])
     assert "| all | 5 |" in fuzz.table(every)[-1]
     assert fuzz.table(every)[-1].endswith("| 1 |")
+
+
+def test_all_that_torch_loads_of_random_objects_is_listed(tmp_path):
+    for seed in range(300):
+        assert pickles.tried(tmp_path / "m.pt", seed) == "", seed
+
+
+def test_a_tensor_that_is_not_listed_is_found(tmp_path, monkeypatch):
+    torch.save({"w": torch.ones(2), "v": torch.zeros(3)}, tmp_path / "m.pt")
+    assert pickles.problem(tmp_path / "m.pt") == ""
+    whole = pickles.read
+
+    def less(source):
+        found = whole(source)
+        del found.tensors["v"]
+        return found
+
+    monkeypatch.setattr(pickles, "read", less)
+    assert pickles.problem(tmp_path / "m.pt") == "not listed: [(0.0, 0.0, 0.0)]"
