@@ -41,7 +41,7 @@ def show(printer: Printer, report: InspectReport, *, depth: int, brief: bool) ->
 
 def _title(printer: Printer, report: InspectReport) -> None:
     """The path and what it is, on one line if they fit."""
-    parameters = f"{count(report.parameters)} parameters" if report.parameters else ""
+    parameters = f"{count(report.parameters)} parameter{'s' * (report.parameters != 1)}" if report.parameters else ""
     what = joined([escape(report.title), size(report.nbytes), plural(report.tensors, "tensor"), parameters])
     path = escape(str(report.path))
     if printer.width and len(path) + len(what) + 3 > printer.width:

@@ -46,12 +46,16 @@ def _as_findings(source: ByteRange, notes: Iterable[Note]) -> tuple[Finding, ...
 def _about_records(records: dict[str, Member], found: Unpickled, storages: Sequence[Storage]) -> Iterable[Note]:
     trailing = records["data.pkl"].size - found.length
     if trailing:
-        yield Severity.WARNING, "trailing-bytes", f"data.pkl goes on for {trailing} bytes after its end"
+        yield Severity.WARNING, "trailing-bytes", f"data.pkl goes on for {counted(trailing, 'byte')} after its end"
     wanted = {f"data/{storage.key}" for storage in storages}
     orphans = [member for name, member in records.items() if name.startswith("data/") and name not in wanted]
     if orphans:
         size = sum(m.size for m in orphans)
-        yield Severity.WARNING, "unused-records", f"{len(orphans)} storages ({size} bytes) belong to no tensor"
+        yield (
+            Severity.WARNING,
+            "unused-records",
+            f"no tensor uses {counted(len(orphans), 'storage')} of it ({size} bytes)",
+        )
     if not any(m.crc for m in records.values()):
         yield Severity.NOTE, "no-checksums", "saved without checksums: damage to the data cannot be seen"
 

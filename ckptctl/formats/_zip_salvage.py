@@ -73,7 +73,7 @@ def explain_cut(source: ByteRange, error: CkptctlError) -> CkptctlError:
         return _several(source, error)
     if end >= 0 and start + end + _END_RECORD < source.length:
         extra = source.length - start - end - _END_RECORD
-        return _zip.corrupt(source, f"{extra} bytes follow its end")
+        return _zip.corrupt(source, f"{counted(extra, 'byte')} after its end")
     first = _record_at(source, 0)
     if not first or not first[0].endswith("/data.pkl"):
         return error

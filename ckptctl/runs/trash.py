@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _TIME = "%Y%m%dT%H%M%SZ"
 _TRASH = re.compile(re.escape(PREFIX) + r"([0-9]{8}T[0-9]{6}Z)-(.+)", re.DOTALL)
 _BESIDE = (".sha256", ".keep", "-unfinished")
+_TOGETHER = timedelta(seconds=10)
+"""How far apart the deadlines are of what went at once: one moment, and a second more for each name that was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,9 @@ def _entry(name: str, deadline: datetime, longest: int) -> str:
 def restore(directory: Held, name: str) -> tuple[str, ...]:
     """Bring something back from the trash, with its digest and the files of its other ranks; return the names.
 
+    Of several that had the name it is the newest, or the one whose whole name in the trash is given; what went with
+    it was renamed at the same moment.
+
     Raises
     ------
     UnreadableError
@@ -106,16 +111,18 @@ def restore(directory: Held, name: str) -> tuple[str, ...]:
         raise UnreadableError(f"{directory.path}: no {name} in the trash", hint=f"there is {there}")
     last = found[-1]
     stem = rank_stem(last.name)
-    newest = {one.name: one for one in every if one.name == last.name or _goes_with(one.name, last.name, stem)}
-    for taken in newest:
+    others = (one for one in every if one.name != last.name and _goes_with(one.name, last.name, stem))
+    together = {one.name: one for one in others if abs(one.deadline - last.deadline) <= _TOGETHER}
+    together = {last.name: last, **together}
+    for taken in together:
         if directory.stat(taken) is not None:
             raise ExistsError(f"{directory.path / taken}: exists already; nothing was restored")
-    for back in newest.values():
+    for back in together.values():
         directory.check_back(back.entry)
-    for back in reversed(newest.values()):  # what makes it whole comes last
+    for back in reversed(together.values()):  # what makes it whole comes last
         directory.bring_back(back.entry, back.name)
     directory.flush()
-    return tuple(newest)
+    return tuple(together)
 
 
 def leftovers(directory: Held) -> tuple[tuple[str, Trash], ...]:

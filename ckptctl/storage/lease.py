@@ -170,8 +170,11 @@ class Lease:
                 return
 
     def _kept(self) -> bool:
+        version = self._version
+        if version is None:
+            return True  # it has just been let go: written again, it would lock out others for nothing
         try:
-            self._put(self._version)
+            self._put(version)
         except FileExistsError:
             return False
         except (OSError, UnreadableError):

@@ -432,6 +432,26 @@ def test_what_lies_in_the_trash_can_be_restored_until_its_time(tmp_path):
     assert report.freed > 0
 
 
+def test_what_is_restored_is_of_one_moment(tmp_path):
+    """Two generations of one name lie in the trash, the older with a digest: each comes back as it was."""
+    for number, (value, day) in enumerate(((1.0, 1), (2.0, 2))):
+        saved(tmp_path / "step_1.pt", 1)
+        torch.save({"w": torch.tensor(value)}, tmp_path / "step_1.pt")
+        names = ["step_1.pt", "step_1.pt.sha256"][: 2 - number]
+        if not number:
+            (tmp_path / names[1]).write_text("of the first\n")
+        with Pruning([tmp_path], Settings(policy=LAST), NOW) as pruning:
+            trashes.discard(pruning._opened[tmp_path], names, NOW + timedelta(days=day), for_good=False)
+    entries = sorted(path.name for path in tmp_path.glob(".ckptctl-trash*.pt"))
+    assert restore_from_trash(tmp_path, "step_1.pt") == (tmp_path / "step_1.pt",)
+    assert torch.load(tmp_path / "step_1.pt")["w"] == 2
+    with pytest.raises(ExistsError, match=r"step_1\.pt: exists already"):
+        restore_from_trash(tmp_path, entries[0])
+    (tmp_path / "step_1.pt").rename(tmp_path / "kept.pt")
+    assert {path.name for path in restore_from_trash(tmp_path, entries[0])} == {"step_1.pt", "step_1.pt.sha256"}
+    assert torch.load(tmp_path / "step_1.pt")["w"] == 1
+
+
 def test_restore_looks_into_the_runs_below(tmp_path):
     trained(tmp_path / "a", 1, 2)
     trained(tmp_path / "b", 1, 2)

@@ -373,6 +373,17 @@ def test_a_prune_whose_lock_was_taken_over_deletes_nothing_more(tmp_path, monkey
     assert store.keys == before | {"run/.ckptctl-lock"}
 
 
+def test_a_lock_that_was_let_go_is_not_written_again(tmp_path):
+    """Its thread may have woken just before: what it wrote after the release would lock out others."""
+    store = filled(made(tmp_path, 100, 200))
+    with Pruning([RUN], Settings(policy=LAST), NOW) as pruning:
+        held = next(iter(pruning._opened.values()))._lease
+    assert held._kept()
+    assert "run/.ckptctl-lock" not in store.keys
+    with Pruning([RUN], Settings(policy=LAST), NOW):
+        pass
+
+
 def test_a_lock_whose_answer_was_lost_is_ones_own(tmp_path, monkeypatch):
     monkeypatch.setattr("ckptctl.storage.stores._FIRST_PAUSE", 0.0)
     store = filled(made(tmp_path, 100, 200))

@@ -139,7 +139,7 @@ def test_what_a_killed_prune_had_renamed_comes_back_if_it_is_needed(tmp_path, ck
     gone = tmp_path / ".ckptctl-trash-20200101T000000Z-step_1.safetensors"
     named(tmp_path, 1).rename(gone)
     done = ckptctl("prune", tmp_path, "--keep-last", 3, "--keep-best", 0, "--yes")
-    assert "it is the base of step_3.safetensors; brought back from the trash" in done.err
+    assert "it is the base of step_2.safetensors; brought back from the trash" in done.err
     assert same(load(named(tmp_path, 3)), frozen(3))
     assert not gone.exists()
 

@@ -192,15 +192,17 @@ def restore_from_trash(path: Path, name: str, *, needed: bool = True, wait: bool
         directory.lock(wait=wait, needed=needed)
         if name in directory.brought_back:  # somebody was killed in the middle of it
             return (directory.path / name,)
-        there = directory.stat(name) is not None
-        entry = next((one.entry for one in reversed(trash_in(directory)) if name in (one.name, one.entry)), "")
-        held = directory.path / (entry if entry and not is_remote(path) else name)
-        back: list[str] = []
+        found = next((one for one in reversed(trash_in(directory)) if name in (one.name, one.entry)), None)
+        called = found.name if found else name
+        if found and directory.stat(called) is not None:
+            raise ExistsError(f"{directory.path / called}: exists already; nothing was restored")
+        held = directory.path / (found.entry if found and not is_remote(path) else called)
+        bases: list[str] = []
         for base in reversed(stated_bases(held)):  # before what is nothing without them
             if directory.stat(base) is None and any(base == one.name for one in trash_in(directory)):
-                back += restore(directory, base)
-        back = back if there and back and not entry else [*restore(directory, name), *back]
-        return tuple(directory.path / restored for restored in back)
+                bases += restore(directory, base)
+        itself = restore(directory, name) if found or not bases else ()
+        return tuple(directory.path / restored for restored in (*itself, *bases))
 
 
 def missing_bases(path: Path) -> tuple[str, ...]:

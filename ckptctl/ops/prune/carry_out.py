@@ -31,8 +31,9 @@ _BATCH, _ENOUGH = 16, 3
 _pool = Daemons(4, "ckptctl-prune")
 """Threads that nobody waits for: a store may hang, and what they do is trash."""
 _LOOK_AGAIN = 1.0
-"""Seconds after which links, marks and deltas are looked for anew, while a long prune goes on; `_SHARE` of the time."""
+"""Seconds after which links, marks and deltas are looked for anew, while a long prune goes on."""
 _SHARE = 10
+"""A look that takes long is made again only after so many times as long."""
 
 
 class CarryOut:
@@ -51,8 +52,11 @@ class CarryOut:
         self._full = False
         self._looked, self._every = -_LOOK_AGAIN, _LOOK_AGAIN
         self._unreachable = 0
-        self._left: list[CheckpointInfo] = []
-        self._going = frozenset(one.path.name for one in plan.victims)
+        self._going = {one.path.name for one in plan.victims}
+        self._deltas: dict[str, list[str]] = {}
+        for delta, bases in plan.bases.items():
+            for base in bases:
+                self._deltas.setdefault(base, []).append(delta)
 
     def run(self) -> PruneReport:
         """Finish what an earlier prune began, then delete what is planned."""
@@ -102,17 +106,15 @@ class CarryOut:
 
     def _bring_back(self, due: list[Trash]) -> list[Trash]:
         """Bring back what a prune that was killed had renamed although something needs it; return what cannot come."""
-        going = {info.path.name for info in self.plan.victims}
-        deltas = {name: bases for name, bases in self.plan.bases.items() if name not in going}
-        needed = {base: name for name, bases in deltas.items() for base in bases}
         stuck = []
         for one in due:
-            if one.name in needed and self.directory.stat(one.name) is None:
+            delta = self._staying_delta_on(one.name)
+            if delta and self.directory.stat(one.name) is None:
                 with self._noting(f"{one.name}: {{}}; it stays in the trash"):
                     stuck.append(one)
                     restore(self.directory, one.entry)
                     stuck.remove(one)
-                    self.errors.append(f"{one.name}: it is the base of {needed[one.name]}; brought back from the trash")
+                    self.errors.append(f"{one.name}: it is the base of {delta}; brought back from the trash")
         return stuck
 
     def _discard_some(self, victims: list[CheckpointInfo]) -> bool:
@@ -131,7 +133,7 @@ class CarryOut:
                         break
                     raise
             if len(self._renamed) == known:
-                self._left.append(victims[0])
+                self._going.discard(victims[0].path.name)
             del victims[0]
         return len(self._renamed) > before
 
@@ -160,7 +162,7 @@ class CarryOut:
                 continue
             self.deleted = [path for path in self.deleted if path not in info.paths]
             self.count -= 1
-            self._left.append(info)
+            self._going.discard(info.path.name)
             with self._noting(f"{info.path.name}: {why}, and cannot be brought back from the trash: {{}}"):
                 for one in reversed(trash):
                     self.directory.bring_back(one.entry, one.name)
@@ -168,12 +170,9 @@ class CarryOut:
                 self.directory.flush()
         self._empty(gone)
 
-    def _stays(self, name: str) -> bool:
-        left = {one.path.name for one in self._left}
-        return name in left or name not in self._going
-
-    def _needs(self, delta: str, names: Sequence[str]) -> bool:
-        return not set(names).isdisjoint(self.plan.bases[delta])
+    def _staying_delta_on(self, name: str) -> str:
+        """Return a delta that needs something and stays: it was never to go, or could not."""
+        return next((delta for delta in self._deltas.get(name, ()) if delta not in self._going), "")
 
     def _hold_bases(self, renamed: list[CheckpointInfo]) -> None:
         """Hold what is needed by those that will be given back, and by what these need."""
@@ -205,7 +204,7 @@ class CarryOut:
         held = next((self._held[name] for name in names if name in self._held), "")
         if held:
             return held
-        delta = next((one for one in self.plan.bases if self._stays(one) and self._needs(one, names)), "")
+        delta = next(filter(None, map(self._staying_delta_on, names)), "")
         if delta:
             return f"it is the base of {delta}, which stays"
         if any(self.directory.stat(f"{name}.keep") for name in names):
