@@ -51,9 +51,9 @@ def details(report: RewriteReport) -> Iterator[tuple[str, str | None]]:
 
 def _checked(report: RewriteReport) -> str:
     if report.bytes_checked == "verified":
-        counts = [(report.records_verified, "recorded CRC"), (report.digests_verified, "digest on record")]
-        said = " and ".join(plural(count, what) for count, what in counts if count)
-        checked = f"bytes checked against {said.replace('digest on records', 'digests on record')}"
+        counts = [(report.records_verified, "recorded CRC", ""), (report.digests_verified, "digest", " on record")]
+        said = " and ".join(f"{plural(count, what)}{where}" for count, what, where in counts if count)
+        checked = f"bytes checked against {said}"
     else:
         checked = "unverified: no checksum of the source was compared"
     digest = report.files[0].sha256

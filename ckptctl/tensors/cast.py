@@ -36,7 +36,7 @@ _INFINITE = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
 def cast(
     block: bytes | bytearray | memoryview, source: DType, target: DType
 ) -> tuple[bytes | bytearray | memoryview, int]:
-    """Return little-endian values of `source` as those of `target`, and how many finite ones became infinite.
+    """Return little-endian values of `source` as those of `target`, and how many finite ones became infinite (or NaN).
 
     Values are rounded once, to the nearest, ties to even. NaN stays NaN with its sign, and becomes a
     quiet one; infinity, minus zero and subnormal values are kept. `block` itself is returned if the
@@ -60,7 +60,7 @@ def cast(
         for at in range(0, given.size, _FEW):
             few = given[at : at + _FEW]
             overflowed += _round(_wide(few, source.name, target.name), target.name, out[at : at + _FEW])
-            overflowed -= _infinities(few, source.name)
+            overflowed -= 0 if target.name in _F8 else _infinities(few, source.name)
     return out.view(np.uint8).data, overflowed
 
 
@@ -122,7 +122,10 @@ def _to_odd(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _round(values: npt.NDArray[Any], target: str, out: npt.NDArray[Any]) -> int:
-    """Round float32 values into the bits `out` of `target`, and return how many of those are infinite."""
+    """Round float32 values into the bits `out` of `target`.
+
+    Return how many of those are infinite; of a type of 8 bits, how many are beyond it that were finite.
+    """
     import numpy as np
 
     if target == "F32":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from ckptctl.layouts.deltas import MAX_CHAIN, is_same_file, text_of
 from ckptctl.model import Base
 from ckptctl.rewrite.outputs import SAFETENSORS, OutputFile, Outputs
 from ckptctl.storage import StoredFile, has_file, open_file, unreadable
+from ckptctl.storage.digest import sha256_of
 from ckptctl.tensors.compare import same_bytes
 from ckptctl.values import BASE_KEY, BASE_VALUES_KEY, VALUES_KEY
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckptctl.model import Checkpoint, TensorInfo
     from ckptctl.rewrite.prepared import Item
 
-_BLOCK, _MOST_WRITTEN = 4 << 20, 16
+_MOST_WRITTEN = 16
 _written: dict[Path, tuple[tuple[int, ...], str]] = {}
 
 
@@ -134,10 +134,4 @@ def _digest(path: Path, stored: object) -> str:
     known, sha256 = _written.get(path, ((), ""))
     if known == (found.st_ino, found.st_size, found.st_mtime_ns):
         return sha256
-    file = stored.again() if isinstance(stored, StoredFile) else open_file(path)
-    digest, buffer, at = hashlib.sha256(), memoryview(bytearray(_BLOCK)), 0
-    while count := file.pread_into(buffer, at):
-        digest.update(buffer[:count])
-        at += count
-    file.release()
-    return digest.hexdigest()
+    return sha256_of(stored.again() if isinstance(stored, StoredFile) else open_file(path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptctl.errors import CkptctlError, UsageError
@@ -93,7 +94,9 @@ def _described(error: Exception | None) -> tuple[str, str, str | None] | None:
     return CkptctlError.slug, f"{type(error).__name__}: {error}", None
 
 
-_GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_GROUPS: weakref.WeakKeyDictionary[Any, dict[bool, Any]] = weakref.WeakKeyDictionary()
+_PATIENCE = timedelta(hours=12)
+"""How long ranks wait while one of them reads all of a checkpoint; gloo by itself gives up after half an hour."""
 
 
 def world() -> tuple[int, int]:
@@ -105,10 +108,11 @@ def world() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def all_ranks(*, apart: bool = False) -> Ranks:
+def all_ranks(*, apart: bool = False, patient: bool = False) -> Ranks:
     """Return this process among all of ``torch.distributed``, or alone. The first time, all have to call it.
 
-    With `apart` it is a group that nobody else uses: what a thread agrees upon must not meet what others do.
+    With `apart` it is a group that nobody else uses: what a thread agrees upon must not meet what others do. With
+    `patient` the others are waited for for half a day; one that has died is noticed all the same, as its connection is.
     """
     rank, size = world()
     if size == 1:
@@ -118,9 +122,10 @@ def all_ranks(*, apart: bool = False) -> Ranks:
     everybody = dist.group.WORLD
     if apart:
         return Ranks(rank, size, dist.new_group(backend="gloo"))
-    if everybody not in _GROUPS:
-        _GROUPS[everybody] = dist.new_group(backend="gloo")
-    return Ranks(rank, size, _GROUPS[everybody])
+    groups = _GROUPS.setdefault(everybody, {})
+    if patient not in groups:
+        groups[patient] = dist.new_group(backend="gloo", timeout=_PATIENCE if patient else None)
+    return Ranks(rank, size, groups[patient])
 
 
 def of_first_rank(mine: tuple[str, ...], urgent: Collection[str]) -> tuple[str, ...]:

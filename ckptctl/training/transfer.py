@@ -16,7 +16,7 @@ from ckptctl.runs.pending import CONFIRMED
 from ckptctl.storage import LocalFile, has_file, is_remote, open_file, unreadable
 from ckptctl.storage.atomic import Staged, flush_directory, staged_for, write_small
 from ckptctl.storage.daemons import in_daemon
-from ckptctl.storage.digest import sidecar_line, sidecar_of
+from ckptctl.storage.digest import sha256_of, sidecar_line, sidecar_of
 from ckptctl.storage.set_aside import LAST_WRITTEN, stored_below
 
 if TYPE_CHECKING:
@@ -140,9 +140,7 @@ def _the_same(source: LocalFile, target: Path, file: PendingFile, to: Path) -> S
     there: Any = open_file(target, anew=True)
     digest = _digest(source.path)
     if there.size != file.size or digest != (file.sha256 or digest) or _digest(target) != digest:
-        raise ExistsError(
-            f"{target}: exists already, and is something else", hint="give each checkpoint a name of its own"
-        )
+        raise ExistsError(f"{target}: exists already, and is something else", hint=_OWN_NAME)
     return Sent(to=str(to), name=file.name, size=file.size, sha256=digest, tag=getattr(there, "tag", ""))
 
 
@@ -203,13 +201,7 @@ def _write(place: Staged | Upload, view: memoryview) -> None:
 
 
 def _digest(path: Path) -> str:
-    digest, buffer, at = hashlib.sha256(), memoryview(bytearray(_BLOCK)), 0
-    file = open_file(path, anew=True)
-    while count := file.pread_into(buffer, at):
-        digest.update(buffer[:count])
-        at += count
-    file.release()
-    return digest.hexdigest()
+    return sha256_of(open_file(path, anew=True))
 
 
 def _confirmed(pending: Pending) -> Iterator[Sent]:

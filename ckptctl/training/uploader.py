@@ -209,10 +209,11 @@ class Uploader:
             return False
         before = self._last_step
         if before < 0:
-            known = [
-                found for one in self.run.iterdir() if (found := step_in_name(one.name)) is not None and found < step
-            ]
-            before = max(known, default=0)
+            try:
+                steps = [step_in_name(one.name) for one in self.run.iterdir()]
+            except OSError as error:
+                raise unreadable(self.run, error) from None
+            before = max((found for found in steps if found is not None and found < step), default=0)
         return step // self.anchor_every > before // self.anchor_every
 
     def _wait_for(self, job: Job) -> None:

@@ -164,3 +164,10 @@ def test_what_cannot_be_cast():
         cast(b"", DTYPES["F32"], DTYPES["F64"])
     with pytest.raises(ValueError):
         cast(b"abc", DTYPES["F32"], DTYPES["F16"])
+
+
+@pytest.mark.parametrize("target", ["F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"])
+@pytest.mark.parametrize(("code", "source"), [("<f4", "F32"), ("<f8", "F64")])
+def test_only_finite_numbers_overflow_types_of_8_bits(code, source, target):
+    values = np.array([np.inf, -np.inf, np.nan, 1e30, -1e6, 1.0, 0.0], code)
+    assert cast(memoryview(values.tobytes()), DTYPES[source], DTYPES[target])[1] == 2

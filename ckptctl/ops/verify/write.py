@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,15 +10,13 @@ from ckptctl.model import Aspect, Finding, Severity
 from ckptctl.ops.verify.report import Judgement
 from ckptctl.storage import is_there, open_file
 from ckptctl.storage.atomic import flush_directory, write_small
-from ckptctl.storage.digest import sidecar_line, sidecar_of
+from ckptctl.storage.digest import sha256_of, sidecar_line, sidecar_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from ckptctl.ops.verify.report import VerifyReport
-
-_BLOCK = 1 << 20
 
 
 def write_digests(report: VerifyReport, *, whole: bool) -> VerifyReport:
@@ -42,7 +39,7 @@ def write_digests(report: VerifyReport, *, whole: bool) -> VerifyReport:
 def _sums(report: VerifyReport, directory: Path) -> VerifyReport:
     known = sums_of(directory, [entry.name for entry in directory.iterdir()])
     found = {path.relative_to(directory).as_posix(): path for path in _files(directory)}
-    digests = {name: report.digests.get(path) or _digest(path) for name, path in found.items()}
+    digests = {name: report.digests.get(path) or sha256_of(open_file(path)) for name, path in found.items()}
     wrong = [name for name, digest in digests.items() if known.get(name, digest) != digest]
     if wrong:
         return _refused(report, "digest-mismatch", wrong[0], f"{SUMS} says another digest of {wrong[0]}")
@@ -71,16 +68,6 @@ def _files(directory: Path) -> Iterator[Path]:
         hidden = path.name.startswith(".") and path.name != ".metadata"
         if path.is_file() and not hidden and path.name != SUMS and path.suffix != ".sha256":
             yield path
-
-
-def _digest(path: Path) -> str:
-    digest, buffer, at = hashlib.sha256(), memoryview(bytearray(_BLOCK)), 0
-    file = open_file(path)
-    while count := file.pread_into(buffer, at):
-        digest.update(buffer[:count])
-        at += count
-    file.release()
-    return digest.hexdigest()
 
 
 def _refused(report: VerifyReport, slug: str, where: str, why: str) -> VerifyReport:

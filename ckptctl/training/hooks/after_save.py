@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class AfterSave:
     """To be called after each save, on every process: rank 0 does the work when all have come, and all wait for it.
 
+    What was saved lies where rank 0 sees all of it, on a file system that the nodes share.
     Writes digests beside what has none, verifies the checkpoint, has it uploaded, and prunes its run, in this order.
     Digests that are older than what was saved now, as where a framework saves to one name again, are made anew. A
     checkpoint that does not pass is warned of, is not uploaded, and nothing is deleted because of it. Training goes on
@@ -72,7 +73,7 @@ class AfterSave:
         CkptctlError
             It does not pass, or something could not be done; only if it is to be `strict`.
         """
-        ranks = all_ranks()
+        ranks = all_ranks(patient=True)
         ranks.gather(None)  # what every process writes is there
         ranks.first(lambda: self.alone(path))
 
