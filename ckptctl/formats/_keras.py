@@ -34,10 +34,9 @@ def state_of(tensors: Mapping[str, TensorInfo]) -> dict[str, object]:
     for name in tensors:
         *path, last = name.split(".")
         node = root
-        for part in path:
-            inner = node.setdefault(part, {})
-            node = inner if isinstance(inner, dict) else {}
-        node[last] = TensorRef(name=name)
+        while path and isinstance(inner := node.setdefault(path[0], {}), dict):
+            node, path = inner, path[1:]
+        node[".".join([*path, last])] = TensorRef(name=name)  # a dataset may be called as a group is, and a dot follows
     count = next((n for n, tensor in tensors.items() if _ITERATION.fullmatch(n) and tensor.shape == ()), None)
     return {**root, "iteration": TensorRef(name=count)} if count else root
 

@@ -9,6 +9,7 @@ from ckptctl import formats
 from ckptctl.errors import CorruptError, LimitError, counted
 from ckptctl.model import Aspect, Contents, Finding, Severity, TensorInfo
 from ckptctl.storage import open_ahead, open_file
+from ckptctl.values import TensorRef, as_mapping, nested
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +28,8 @@ _HEADS = 64 << 10
 class Shards:
     """What an index and its shards make together; `wanted` is how many shards it names.
 
-    `metadata` are the texts that the index and its shards hold beside the tensors.
+    `metadata` are the texts that the index and its shards hold beside the tensors; `values` the tree of the tensors
+    and the plain values that stand among them in pickled shards, None if there are none.
     """
 
     index: Path
@@ -36,6 +38,7 @@ class Shards:
     tensors: Mapping[str, TensorInfo]
     findings: tuple[Finding, ...]
     metadata: Mapping[str, str]
+    values: dict[object, object] | None = None
 
 
 def read_shards(seen: Scan, path: Path) -> Shards:
@@ -65,7 +68,15 @@ def read_shards(seen: Scan, path: Path) -> Shards:
     )
     metadata = {key: text for contents in files for key, text in contents.metadata.items()}
     metadata |= {key: text for key, text in stated.items() if isinstance(text, str)}
-    return Shards(index=path, wanted=len(wanted), files=files, tensors=tensors, findings=findings, metadata=metadata)
+    return Shards(
+        index=path,
+        wanted=len(wanted),
+        files=files,
+        tensors=tensors,
+        findings=findings,
+        metadata=metadata,
+        values=_with_plain_values(tensors, files),
+    )
 
 
 def indexes_of(seen: Scan) -> list[Path]:
@@ -141,6 +152,17 @@ def _joined(path: Path, weight_map: Mapping[str, str], files: tuple[Contents, ..
             hint="the index belongs to other shards; take both from one save",
         )
     return joined
+
+
+def _with_plain_values(tensors: Mapping[str, TensorInfo], files: tuple[Contents, ...]) -> dict[object, object] | None:
+    plain: dict[object, object] = {}
+    for contents in files:
+        for key, value in (as_mapping(contents.values) or {}).items():
+            if isinstance(value, TensorRef) or any(isinstance(one, TensorRef) for one in nested(value)):
+                continue
+            told_apart = f"{key} ({contents.range.file.path.name})" if key in plain else key
+            plain[told_apart] = value
+    return {**{name: TensorRef(name=name) for name in tensors}, **plain} if plain else None
 
 
 def _about_missing(path: Path, wanted: Mapping[str, list[str]], missing: list[str]) -> Iterator[Finding]:

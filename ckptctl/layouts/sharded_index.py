@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl import formats
@@ -31,6 +32,8 @@ def open_(seen: Scan) -> Checkpoint:
     whole = formats.restore_state(
         Contents(format=first.format, range=first.range, tensors=shards.tensors, metadata=shards.metadata)
     )
+    if whole.values is None:
+        whole = replace(whole, values=shards.values)
     found = facts(seen.path, whole) if whole.values is not None else None
     return Checkpoint(
         path=seen.path,

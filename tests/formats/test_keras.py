@@ -16,6 +16,7 @@ from ckptctl.formats import _hdf5
 from ckptctl.formats._keras import configured_code
 from ckptctl.model import Encoding, Level
 from ckptctl.tensors.gather import blocks
+from ckptctl.values import TensorRef, nested
 from tests.samples import CORPUS, read, values_of
 
 FILES = CORPUS / "keras" / "files"
@@ -355,3 +356,11 @@ def test_many_chunks_are_listed_in_one_walk(made):
     start = time.process_time()
     assert len(read(path).tensors["a"].pieces) == 30_000
     assert time.process_time() - start < 8
+
+
+def test_a_dataset_called_as_a_group_with_a_dot_stays_in_the_tree(made):
+    def fill(file):
+        file["a"], file["a.b.c"] = np.ones(2), np.ones(3)
+
+    found = read(made(fill))
+    assert {name for name in found.tensors} == {ref.name for ref in nested(found.values) if isinstance(ref, TensorRef)}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from ckptctl.errors import CkptctlError, CorruptError, LimitError
 from ckptctl.layouts import open_checkpoint
 from ckptctl.layouts._index import _MAX_INDEX
 from ckptctl.model import Component, Severity
+from ckptctl.values import TensorRef
 from tests.samples import entry, safetensors_bytes
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -153,3 +155,18 @@ def test_a_directory_without_a_checkpoint_says_so(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(CkptctlError, match="no checkpoint in a layout"):
         open_checkpoint(tmp_path)
+
+
+def test_plain_values_in_pickled_shards_are_part_of_the_whole(ckptctl, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    torch.save({"a": torch.ones(2), "step": 5, "opt": {"lr": 0.1}}, run / names[0])
+    torch.save({"b": torch.ones(3), "step": 6}, run / names[1])
+    index = {"metadata": {"total_size": 20}, "weight_map": {"a": names[0], "b": names[1]}}
+    (run / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    found = open_checkpoint(run)
+    plain = {key: value for key, value in found.values.items() if not isinstance(value, TensorRef)}
+    assert plain == {"step": 5, "opt": {"lr": 0.1}, f"step ({names[1]})": 6}
+    assert ckptctl("convert", run, "-o", tmp_path / "m.safetensors").status == 0
+    assert open_checkpoint(tmp_path / "m.safetensors").values["opt"] == {"lr": 0.1}
