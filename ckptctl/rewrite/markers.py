@@ -10,10 +10,11 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from ckptctl.errors import CkptctlError, CorruptError, UnreadableError
+from ckptctl.errors import CkptctlError, ExistsError, UnreadableError
 from ckptctl.rewrite.carry_out import Written
 from ckptctl.storage import File, StoredFile, entries_of, has_file, is_remote, open_file
 from ckptctl.storage.atomic import flush_directory, remove, write_small
+from ckptctl.storage.digest import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,13 +30,30 @@ _PAUSE, _PATIENCE, _GRACE, _OLDEST = 0.2, 3600.0, 10.0, 900.0
 takes a failure that was there when it began for one of this attempt, and how old that may be."""
 
 
+def directory_of(target: Path) -> Path:
+    """Return where the markers are of what is written to a file, or to its shards and their index."""
+    return target.with_name(f".{target.name.removesuffix('.index.json')}.ckptctl-parts")
+
+
+def note_failure(directory: Path, index: int, error: Exception) -> None:
+    """Tell the first worker that another one has failed, and why."""
+    text = error.message if isinstance(error, CkptctlError) else f"{type(error).__name__}: {error}"
+    with contextlib.suppress(OSError, CkptctlError):  # it may be the very disk that failed
+        if not is_remote(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        write_small(_failure(directory, index), json.dumps({"message": text, "at": time.time()}).encode())
+
+
+def _failure(directory: Path, index: int) -> Path:
+    return directory / f"part-{index}.failed"
+
+
 class Markers:
-    """The markers of finished files, in a directory beside them."""
+    """The markers of files, in a directory beside them: of those that were begun, and of those that are finished."""
 
     def __init__(self, outputs: Outputs, inputs: tuple[Contents, ...]) -> None:
-        first = outputs.index or outputs.files[0].path
         self._files = outputs.files
-        self._directory = first.parent / f".{first.name}.ckptctl-parts"
+        self._directory = directory_of(outputs.index or outputs.files[0].path)
         self._plan = _plan_of(outputs, inputs)
         self.verified: dict[Path, int] = {}
         self._began = time.time()
@@ -44,8 +62,35 @@ class Markers:
         """Make the directory, and take back that an earlier attempt of this worker failed."""
         if not is_remote(self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
-        if has_file(self._failure(share.index)):
-            remove(self._failure(share.index))
+        if has_file(_failure(self._directory, share.index)):
+            remove(_failure(self._directory, share.index))
+
+    def claimed(self, file: OutputFile) -> bool:
+        """Whether what has the name of a file now was written by an attempt at this result, whatever its plan."""
+        begun = self._directory / f"{file.path.name}.begun"
+        return has_file(begun) or self._said(self._directory / f"{file.path.name}.json") is not None
+
+    def claim(self, file: OutputFile) -> bool:
+        """Say that a file is about to be written; return whether that was said before: then it may be replaced.
+
+        Raises
+        ------
+        ExistsError
+            There is one, and nothing says that an attempt at this result has written it.
+        """
+        before = self.claimed(file)
+        if not before and has_file(file.path):
+            raise ExistsError(f"{file.path}: exists already, and no attempt at this result has written it")
+        write_small(self._directory / f"{file.path.name}.begun", json.dumps({"plan": self._plan}).encode())
+        flush_directory(self._directory)
+        return before
+
+    def taken_up(self, file: OutputFile, *, check: bool) -> Written | None:
+        """Return what is known of a finished file; if asked for, only if it still has the digest that it had then."""
+        found = self.finished(file)
+        if found and check and found.sha256 and sha256_of(open_file(file.path)) != found.sha256:
+            return None
+        return found
 
     def finished(self, file: OutputFile) -> Written | None:
         """Return what is known of a file that this very plan has finished; None if it has not."""
@@ -55,7 +100,7 @@ class Markers:
         if found["plan"] != self._plan:
             return None
         made = Written(path=file.path, nbytes=found["nbytes"], sha256=found["sha256"])
-        if not has_file(file.path) or open_file(file.path).size != made.nbytes:
+        if not has_file(file.path) or _as_it_is(file.path) != found["as"]:
             return None
         self.verified[file.path] = found["verified"]
         return made
@@ -67,42 +112,29 @@ class Markers:
             found = json.loads(open_file(path).range().read())
         except (CkptctlError, ValueError):
             return None
-        kinds = {"schema": str, "plan": str, "at": float, "nbytes": int, "sha256": str, "verified": int}
+        kinds = {"schema": str, "plan": str, "at": float, "nbytes": int, "sha256": str, "verified": int, "as": str}
         good = isinstance(found, dict) and all(type(found.get(key)) is kind for key, kind in kinds.items())
         return found if good and found["schema"] == SCHEMA else None
 
-    def told(self, file: OutputFile) -> Written:
-        """Return what is known of a file that was finished just now.
-
-        Raises
-        ------
-        CorruptError
-            It is not any more.
-        """
-        found = self.finished(file)
-        if not found:
-            raise CorruptError(f"{file.path}: it was changed, or its marker was, since it was written")
-        return found
-
-    def finish(self, written: Written, verified: int) -> None:
-        """Say that a file is finished, and how many records were compared for it."""
+    def finish(self, written: Written, verified: int) -> Written:
+        """Say that a file is finished, and how many records were compared for it; return what is known of it."""
         document: dict[str, object] = {
             "schema": SCHEMA,
             "plan": self._plan,
             "nbytes": written.nbytes,
             "sha256": written.sha256,
+            "as": _as_it_is(written.path),
         }
         document |= {"verified": verified, "at": time.time()}
         write_small(self._directory / f"{written.path.name}.json", json.dumps(document).encode())
         flush_directory(self._directory)
+        self.verified[written.path] = verified
+        return written
 
     def fail(self, share: Share, error: BaseException) -> None:
         """Tell the first worker that this one has failed, and why; not that somebody stopped it."""
-        if not isinstance(error, Exception):
-            return
-        text = error.message if isinstance(error, CkptctlError) else f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError, CkptctlError):  # it may be the very disk that failed
-            write_small(self._failure(share.index), json.dumps({"message": text, "at": time.time()}).encode())
+        if isinstance(error, Exception):
+            note_failure(self._directory, share.index, error)
 
     def all(self, progress: Callable[[int], None], mine: tuple[OutputFile, ...]) -> tuple[Written, ...]:
         """Wait until every file is finished.
@@ -133,8 +165,13 @@ class Markers:
         """Remove them all."""
         for entry in entries_of(self._directory):
             remove(self._directory / entry.name)
-        if not is_remote(self._directory):
-            self._directory.rmdir()
+        self.tidy(committed=True)
+
+    def tidy(self, *, committed: bool) -> None:
+        """Remove the directory if nothing is in it; one that came late may have made it again."""
+        if committed and not is_remote(self._directory):
+            with contextlib.suppress(OSError):  # somebody is at work in it
+                self._directory.rmdir()
 
     def _check_failures(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -159,8 +196,11 @@ class Markers:
                 hint="all of them take the same sources and options, and the same number of parts",
             )
 
-    def _failure(self, index: int) -> Path:
-        return self._directory / f"part-{index}.failed"
+
+def _as_it_is(path: Path) -> str:
+    """Return what tells a file from what it may become: size, and time or tag."""
+    file = open_file(path)
+    return f"{file.size} {file.identity[-1]}"
 
 
 def _identity(source: File) -> tuple[object, ...]:

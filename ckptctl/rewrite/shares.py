@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 
 from ckptctl.checks.intact import compare_digests
 from ckptctl.errors import CkptctlError, ExistsError, UsageError
-from ckptctl.rewrite.carry_out import Outcome, carry_out
-from ckptctl.rewrite.markers import Markers
+from ckptctl.rewrite.carry_out import Outcome, Written, carry_out
+from ckptctl.rewrite.markers import Markers, directory_of, note_failure
 from ckptctl.rewrite.outputs import Outputs
 from ckptctl.rewrite.targets import check_outputs
-from ckptctl.storage import has_file, is_remote
+from ckptctl.storage import has_file, is_remote, open_file
 from ckptctl.storage.atomic import flush_directory, remove, write_small
+from ckptctl.storage.digest import sidecar_of
 from ckptctl.storage.share import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from ckptctl.model import Contents
     from ckptctl.rewrite.options import Options
@@ -66,22 +68,59 @@ def _shared_out(
     try:
         if options.check:
             compared = compare_digests(_read_by(mine, inputs))
-        todo = [file for file in mine if not markers.finished(file)]
+        done = {file.path: found for file in mine if (found := markers.taken_up(file, check=options.check))}
+        todo = [file for file in mine if file.path not in done]
         progress(sum(file.writer.nbytes for file in mine) - sum(file.writer.nbytes for file in todo))
-        for file in todo:
-            alone = replace(options, share=None, force=options.resume)
+        # What has no marker any more may be part of a result that was committed meanwhile: then all is done.
+        whole = is_committed(outputs) if todo else ()
+        for file in todo if not whole else ():
+            alone = replace(options, share=None, force=markers.claim(file))
             made = carry_out(Outputs(files=(file,)), inputs, alone, progress)
             overflows |= made.overflows
-            markers.finish(made.files[0], made.verified)
-        files = markers.all(progress, mine) if share.index == 0 else tuple(markers.told(file) for file in mine)
+            done[file.path] = markers.finish(made.files[0], made.verified)
         if share.index == 0:
+            files = whole or markers.all(progress, mine)
             _commit(outputs, markers)
+        else:
+            files = tuple(one for one in whole if one.path in {file.path for file in mine}) or tuple(done.values())
+            markers.tidy(committed=bool(whole))
     except BaseException as error:
         markers.fail(share, error)
         raise
     seconds = time.monotonic() - start
     verified = sum(markers.verified.values())
     return Outcome(files=files, seconds=seconds, verified=verified, overflows=overflows, compared=compared)
+
+
+def is_committed(outputs: Outputs) -> tuple[Written, ...]:
+    """Return the files of a result whose index is there and says just what was planned; none otherwise."""
+    index, text = outputs.index, outputs.index_text.encode()
+    if not index or not has_file(index):
+        return ()
+    file = open_file(index)
+    if file.size != len(text) or file.range().read() != text:
+        return ()
+    found: list[Written] = []
+    for one in outputs.files:
+        if not has_file(one.path) or open_file(one.path).size != one.writer.nbytes:
+            return ()
+        sidecar = sidecar_of(one.path)
+        digest = (
+            open_file(sidecar).range().read().lstrip(b"\\")[:64].decode("ascii", "replace") if has_file(sidecar) else ""
+        )
+        found.append(Written(path=one.path, nbytes=one.writer.nbytes, sha256=digest))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def telling(target: Path, share: Share | None) -> Iterator[None]:
+    """Tell the first worker of several if this one cannot even plan its part of what is written to a target."""
+    try:
+        yield
+    except CkptctlError as error:
+        if share and share.index:
+            note_failure(directory_of(target), share.index, error)
+        raise
 
 
 def _read_by(files: tuple[OutputFile, ...], inputs: tuple[Contents, ...]) -> tuple[Contents, ...]:
@@ -117,17 +156,9 @@ def checked(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) ->
             "--force: several workers do not replace what is there",
             hint="remove it first, or give another name with -o",
         )
-    try:
-        _check_shared(outputs, inputs, options)
-        remote = is_remote(outputs.files[0].path)
-        return 0 if remote else check_outputs(outputs, inputs, replace(options, force=True))
-    except CkptctlError as error:
-        with contextlib.suppress(OSError, CkptctlError):  # it may be the very disk that failed
-            if options.share.index:
-                markers = Markers(outputs, inputs)
-                markers.begin(options.share)
-                markers.fail(options.share, error)
-        raise
+    _check_shared(outputs, inputs, options)
+    remote = is_remote(outputs.files[0].path)
+    return 0 if remote else check_outputs(outputs, inputs, replace(options, force=True))
 
 
 def _check_shared(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) -> None:
@@ -135,19 +166,24 @@ def _check_shared(outputs: Outputs, inputs: tuple[Contents, ...], options: Optio
     mine = {file.path for file in owned(outputs.files, options.share or Share(0, 1))}
     if not mine:
         return
+    hint = "remove it first, or give another name with -o"
     for file in outputs.files:
         finished = markers.finished(file)
         if finished and file.path in mine and not options.resume:
             raise ExistsError(f"{file.path}: an earlier attempt has finished it", hint="--continue takes it up")
-        if not finished and file.path in mine and has_file(file.path) and not options.resume:
-            raise ExistsError(f"{file.path}: exists already", hint="remove it first, or give another name with -o")
-    if outputs.index and has_file(outputs.index):
-        raise ExistsError(f"{outputs.index}: exists already", hint="remove it first, or give another name with -o")
+        if finished or file.path not in mine or not has_file(file.path):
+            continue
+        if not options.resume:
+            raise ExistsError(f"{file.path}: exists already", hint=hint)
+        if not markers.claimed(file) and not is_committed(outputs):
+            raise ExistsError(f"{file.path}: exists already, and no attempt at this result has written it", hint=hint)
+    if outputs.index and has_file(outputs.index) and not (options.resume and is_committed(outputs)):
+        raise ExistsError(f"{outputs.index}: exists already", hint=hint)
 
 
 def _commit(outputs: Outputs, markers: Markers) -> None:
     """Write the index, from which on the result is there; and clear the markers away."""
-    if outputs.index:
+    if outputs.index and not is_committed(outputs):
         remove(outputs.index)
         write_small(outputs.index, outputs.index_text.encode(), create=True)
         flush_directory(outputs.index.parent)

@@ -363,4 +363,4 @@ def test_a_dataset_called_as_a_group_with_a_dot_stays_in_the_tree(made):
         file["a"], file["a.b.c"] = np.ones(2), np.ones(3)
 
     found = read(made(fill))
-    assert {name for name in found.tensors} == {ref.name for ref in nested(found.values) if isinstance(ref, TensorRef)}
+    assert set(found.tensors) == {ref.name for ref in nested(found.values) if isinstance(ref, TensorRef)}

@@ -248,3 +248,117 @@ def test_owners_are_even():
     loads = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == one) for one in range(7)]
     assert max(loads) - min(loads) <= max(sizes)
     assert Share(0, 3).owners([0, 0, 0], ["a", "b", "c"]) == [0, 1, 2]
+
+
+def shards_of(tmp_path, ckptctl):
+    """Return a source, the words that cut it, and what one worker makes of it."""
+    path = source(tmp_path / "x.safetensors")
+    words = ("convert", path, "-o", tmp_path / "m" / "m.safetensors", "--max-shard-size", "500KB")
+    assert ckptctl(*words[:3], tmp_path / "one" / "m.safetensors", *words[4:]).status == 0
+    return path, words, tree(tmp_path / "one")
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "0/2"), ("--part", "1/2")])
+def test_continue_replaces_nothing_that_no_attempt_has_written(part, tmp_path, ckptctl):
+    _, words, whole = shards_of(tmp_path, ckptctl)
+    (tmp_path / "m").mkdir()
+    for name in whole:
+        if name.endswith(".safetensors"):
+            (tmp_path / "m" / name).write_bytes(b"of somebody else")
+    done = ckptctl(*words, "--continue", *part)
+    assert (done.status, "no attempt at this result has written it" in done.err) == (2, True), done.err
+    left = {name: data for name, data in tree(tmp_path / "m").items() if "ckptctl-parts" not in name}
+    assert set(left.values()) == {b"of somebody else"}
+
+
+@pytest.mark.parametrize("target", ["m.safetensors", "m.pt"])
+def test_continue_replaces_no_single_file_of_somebody_else(target, tmp_path, ckptctl):
+    path = source(tmp_path / "x.safetensors", count=2, size=10)
+    (tmp_path / target).write_bytes(b"of somebody else")
+    done = ckptctl("convert", path, "-o", tmp_path / target, "--continue")
+    assert (done.status, (tmp_path / target).read_bytes()) == (2, b"of somebody else")
+
+
+def test_continue_takes_up_a_file_that_was_begun(tmp_path, ckptctl, monkeypatch):
+    """Killed between the name of a file and its marker."""
+    _, words, whole = shards_of(tmp_path, ckptctl)
+    with monkeypatch.context() as patch:
+        patch.setattr("ckptctl.rewrite.markers.Markers.finish", lambda *_: os._exit(9))
+        if not (child := os.fork()):
+            main([str(word) for word in (*words, "--part", "0/2")])
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert list((tmp_path / "m").glob("*.safetensors"))
+    assert ckptctl(*words, "--continue").status == 0
+    assert tree(tmp_path / "m") == whole
+
+
+def test_a_finished_file_that_was_changed_is_written_again(tmp_path, ckptctl):
+    _, words, whole = shards_of(tmp_path, ckptctl)
+    for turn in ("its time says so", "nothing but its bytes says so"):
+        shutil.rmtree(tmp_path / "m", ignore_errors=True)
+        assert ckptctl(*words, "--part", "1/2").status == 0
+        hurt = min((tmp_path / "m").glob("*.safetensors"))
+        before = hurt.stat()
+        with hurt.open("r+b") as file:
+            file.seek(-900, 2)
+            file.write(bytes(900))
+        if "bytes" in turn:
+            os.utime(hurt, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert ckptctl(*words, "--continue").status == 0
+        assert tree(tmp_path / "m") == whole, turn
+
+
+def test_what_is_committed_is_done_for_whoever_comes_late(tmp_path, ckptctl):
+    _, words, whole = shards_of(tmp_path, ckptctl)
+    assert ckptctl(*words, "--part", "1/2").status == 0
+    assert ckptctl(*words, "--part", "0/2").status == 0
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "m").iterdir()}
+    for part in (("--part", "1/2"), ("--part", "0/2"), ("--part", "2/3"), ()):
+        done = ckptctl(*words, "--continue", *part)
+        assert done.status == 0, done.err
+        assert tree(tmp_path / "m") == whole
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "m").iterdir()} == times
+    assert ckptctl(*words, "--part", "0/2").status == 2
+
+
+def test_markers_that_a_kill_left_beside_a_committed_result_go(tmp_path, ckptctl, monkeypatch):
+    _, words, whole = shards_of(tmp_path, ckptctl)
+    with monkeypatch.context() as patch:
+        patch.setattr("ckptctl.rewrite.markers.Markers.clear", lambda _: None)
+        assert ckptctl(*words, "--part", "0/1").status == 0
+    assert list((tmp_path / "m").glob(".*"))
+    assert ckptctl(*words, "--continue").status == 0
+    assert tree(tmp_path / "m") == whole
+
+
+def test_workers_that_take_up_what_is_finished_all_end_well(tmp_path, ckptctl):
+    _, words, whole = shards_of(tmp_path, ckptctl)
+    for turn in range(4):
+        shutil.rmtree(tmp_path / "m", ignore_errors=True)
+        for index in (1, 2, 3):
+            assert ckptctl(*words, "--part", f"{index}/4").status == 0
+        late = [start(*words, "--continue", "--quiet", "--part", f"{index}/4") for index in (0, 1, 2)]
+        time.sleep(0.1 * turn)
+        late.append(start(*words, "--continue", "--quiet", "--part", "3/4"))
+        for one in late:
+            _, said = one.communicate(timeout=60)
+            assert one.returncode == 0, said
+        assert tree(tmp_path / "m") == whole
+
+
+def test_a_worker_that_cannot_open_the_source_tells_the_first_one(tmp_path, ckptctl, monkeypatch):
+    monkeypatch.setattr("ckptctl.rewrite.markers._GRACE", 0.1)
+    path, words, _ = shards_of(tmp_path, ckptctl)
+    path.rename(tmp_path / "away")
+    assert ckptctl(*words, "--part", "1/2").status == 2
+    (tmp_path / "away").rename(path)
+    done = ckptctl(*words, "--part", "0/2")
+    assert (done.status, "part 1: " in done.err, "no such file" in done.err) == (2, True, True), done.err
+    run = tmp_path / "sharded"
+    shutil.copytree(SHARDED, run)
+    words = ("consolidate", run, "--only", "all", "--max-shard-size", "2KB", "-o", tmp_path / "c" / "m.safetensors")
+    run.rename(tmp_path / "gone")
+    assert ckptctl(*words, "--part", "1/2").status == 2
+    (tmp_path / "gone").rename(run)
+    done = ckptctl(*words, "--part", "0/2")
+    assert (done.status, "part 1: " in done.err) == (2, True), done.err

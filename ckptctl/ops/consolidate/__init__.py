@@ -16,7 +16,7 @@ from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
-from ckptctl.rewrite.shares import checked, written_out
+from ckptctl.rewrite.shares import checked, telling, written_out
 from ckptctl.runs import open_one
 from ckptctl.storage import address
 
@@ -144,6 +144,12 @@ def plan(path: Path, out: Path | None, wanted: Wanted, options: Options) -> Cons
     CkptctlError
         It is not whole, not sharded, or must not be written.
     """
+    target = _target(path, out)
+    with telling(target, options.share):
+        return _planned(path, target, wanted, options)
+
+
+def _planned(path: Path, target: Path, wanted: Wanted, options: Options) -> ConsolidatePlan:
     checkpoint = open_one(path, tag=wanted.tag, narrow=wanted.narrow)
     check(path, checkpoint, tagged=bool(wanted.tag), narrow=wanted.narrow)
     part = checkpoint.parts.get(wanted.only) if wanted.only else None
@@ -160,7 +166,6 @@ def plan(path: Path, out: Path | None, wanted: Wanted, options: Options) -> Cons
         )
         for component, one in chosen.items()
     }
-    target = _target(path, out)
     source = source_of(checkpoint, parts, everything=wanted.only is None)
     inner = replace(options, only=wanted.only)
     with about(path):

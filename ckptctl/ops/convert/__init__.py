@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CkptctlError, UsageError, about
 from ckptctl.ops.convert.sources import find_sources
 from ckptctl.ops.convert.targets import shard_names, target_of
+from ckptctl.rewrite.markers import directory_of, note_failure
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
-from ckptctl.rewrite.shares import checked, written_out
+from ckptctl.rewrite.shares import checked, telling, written_out
 from ckptctl.storage import address
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def plan(
             found += [(source, inner) for source in sources]
         except CkptctlError as error:
             errors.append(error)
+            if options.share and options.share.index and out is not None and out.suffix:
+                note_failure(directory_of(out), options.share.index, error)
     plans: list[ConvertPlan] = []
     several = len(found) > 1
     if several and out is not None and (out.suffix or out.exists()) and not out.is_dir():
@@ -115,10 +118,11 @@ def plan(
 def _planned(source: Source, out: Path | None, options: Options, *, several: bool) -> ConvertPlan:
     target = target_of(source, out, options, several=several)
     given = out is not None and target == out
-    with about(source.path):
-        prepared = prepare(source, options, safetensors=target.suffix == SAFETENSORS)
-        outputs = lay_out(prepared, target, options, shards={} if given else shard_names(source))
-    nbytes = checked(outputs, source.files, options)
+    with telling(target, options.share):
+        with about(source.path):
+            prepared = prepare(source, options, safetensors=target.suffix == SAFETENSORS)
+            outputs = lay_out(prepared, target, options, shards={} if given else shard_names(source))
+        nbytes = checked(outputs, source.files, options)
     return ConvertPlan(prepared=prepared, outputs=outputs, options=options, nbytes=nbytes)
 
 
