@@ -7,6 +7,8 @@ attempt that broke off says nothing.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import json
 import time
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, UnreadableError
 from ckptctl.model import Aspect, Finding, Severity
-from ckptctl.storage import entries_of, has_file, is_remote, open_file
+from ckptctl.storage import has_file, is_remote, open_file
 from ckptctl.storage.atomic import remove, write_small
 
 if TYPE_CHECKING:
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from ckptctl.storage.share import Share
 
 _SCHEMA = "ckptctl.found/1"
-_PAUSE, _PATIENCE, _OLDEST = 0.2, 3600.0, 120.0
+_PAUSE, _PATIENCE, _OLDEST, _GRACE = 0.2, 3600.0, 120.0, 10.0
+"""Seconds between two looks; without news before the first one gives up; since when what others said counts; until a
+failure that was there before counts, which a worker that starts anew takes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,19 @@ class Gathering:
 
     share: Share
     place: Path
+
+    @classmethod
+    def of(cls, path: Path, share: Share) -> Gathering:
+        """Return how the workers of one attempt gather what they find of the checkpoint at a path."""
+        attempt = f"-{share.attempt}" if share.attempt else ""
+        return cls(share=share, place=path.parent / f".{path.name}.ckptctl-verify{attempt}")
+
+    def fail(self, why: str) -> None:
+        """Tell the first worker that this one can say nothing of its files."""
+        if self.share.index:
+            with contextlib.suppress(OSError, CkptctlError):  # it may be the very place that failed
+                self._make()
+                write_small(self._failure(self.share.index), json.dumps({"at": time.time(), "why": why}).encode())
 
     def mine(self, files: Sequence[FileBytes]) -> list[FileBytes]:
         """Return the files of this worker."""
@@ -48,22 +65,42 @@ class Gathering:
 
         That is what all have found for the first worker, and for the others what they have found themselves.
         """
+        began = time.time()
         self._begin(files)
         mine = self.mine(files)
         counts = work(mine)
         if self.share.index == 0:
-            return list(files), sum(counts) + self._gather(files)
+            return list(files), sum(counts) + self._gather(files, began)
+        self._make()  # another attempt may have removed it
         for one, count in zip(mine, counts, strict=True):
             self._tell(one, count)
         return mine, sum(counts)
 
-    def _begin(self, files: Sequence[FileBytes]) -> None:
-        """Take back what this worker has said in an earlier attempt."""
+    def _sweep(self) -> None:
+        """Remove what attempts that broke off have left, once nobody can be at work there any more."""
+        if is_remote(self.place):
+            return
+        name = self.place.name.removesuffix(f"-{self.share.attempt}")
+        for other in self.place.parent.glob(f"{glob.escape(name)}-*"):
+            with contextlib.suppress(OSError):  # it is not ours, or another sweeps it too
+                if time.time() - other.stat().st_mtime > _PATIENCE:
+                    for path in other.iterdir():
+                        path.unlink()
+                    other.rmdir()
+
+    def _make(self) -> None:
         if not is_remote(self.place):
             self.place.mkdir(exist_ok=True)
-        for one in self.mine(files) if self.share.index else ():
-            if has_file(self._of(one)):
-                remove(self._of(one))
+
+    def _begin(self, files: Sequence[FileBytes]) -> None:
+        """Take back what this worker has said in an earlier attempt."""
+        self._make()
+        if self.share.index == 0:
+            self._sweep()
+        said = [self._failure(self.share.index), *map(self._of, self.mine(files))] if self.share.index else []
+        for path in said:
+            if has_file(path):
+                remove(path)
 
     def _tell(self, one: FileBytes, read: int) -> None:
         """Say what was found of a file."""
@@ -79,17 +116,17 @@ class Gathering:
         }
         write_small(self._of(one), json.dumps(document).encode())
 
-    def _gather(self, files: Sequence[FileBytes]) -> int:
+    def _gather(self, files: Sequence[FileBytes], began: float) -> int:
         """Wait for what the other workers find, and take it over; return how many bytes they have read.
 
         Raises
         ------
         UnreadableError
-            There was no news for an hour.
+            Another worker can say nothing of its files, or there was no news for an hour.
         """
         own = {one.path for one in self.mine(files)}
         waiting = [one for one in files if one.path not in own]
-        oldest, news, total = time.time() - _OLDEST, time.monotonic(), 0
+        oldest, news, total = began - _OLDEST, time.monotonic(), 0
         while waiting:
             still = []
             for one in waiting:
@@ -99,15 +136,36 @@ class Gathering:
                 else:
                     total, news = total + found, time.monotonic()
             waiting = still
+            if waiting:
+                self._check_failures(began)
             if time.monotonic() - news > _PATIENCE:
                 raise UnreadableError(f"{waiting[0].path}: no worker has said anything of it for an hour")
             if waiting:
                 time.sleep(_PAUSE)
-        for entry in entries_of(self.place):
-            remove(self.place / entry.name)
+        for path in (*map(self._of, files), *map(self._failure, range(1, self.share.count))):
+            if has_file(path):
+                remove(path)
         if not is_remote(self.place):
-            self.place.rmdir()
+            with contextlib.suppress(OSError):  # another attempt is at work in it
+                self.place.rmdir()
         return total
+
+    def _check_failures(self, began: float) -> None:
+        """End if another worker has said that it can say nothing; one that began anew takes that back."""
+        for index in range(1, self.share.count):
+            path = self._failure(index)
+            if not has_file(path):
+                continue
+            try:
+                said = json.loads(open_file(path).range().read())
+                before, why = began - float(said["at"]), str(said["why"])
+            except (CkptctlError, ValueError, TypeError, KeyError):
+                continue  # it is being written, or was taken back
+            if before <= 0 or (before < _OLDEST and time.time() - began > _GRACE):
+                raise UnreadableError(f"part {index}: {why}")
+
+    def _failure(self, index: int) -> Path:
+        return self.place / f"part-{index}.failed"
 
     def _told(self, one: FileBytes, oldest: float) -> int | None:
         path = self._of(one)

@@ -72,7 +72,7 @@ def _shared_out(
         todo = [file for file in mine if file.path not in done]
         progress(sum(file.writer.nbytes for file in mine) - sum(file.writer.nbytes for file in todo))
         # What has no marker any more may be part of a result that was committed meanwhile: then all is done.
-        whole = is_committed(outputs) if todo else ()
+        whole = is_committed(outputs) if todo or not mine else ()
         for file in todo if not whole else ():
             alone = replace(options, share=None, force=markers.claim(file))
             made = carry_out(Outputs(files=(file,)), inputs, alone, progress)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import UsageError
@@ -23,12 +24,23 @@ _PAIRS = (
 """Variables of torchrun, Slurm, Open MPI, MPICH, and of an indexed job of Kubernetes that sets the second one."""
 
 
+_ATTEMPT = (
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "JOB_NAME",
+)  # fmt: skip
+"""Variables in which launchers give all workers of one attempt the same, and other attempts another."""
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One worker of several: its number, from 0, and how many there are."""
+    """One worker of several: its number, from 0, and how many there are.
+
+    `attempt` is what all workers that were started together have in common; empty if nobody has said.
+    """
 
     index: int
     count: int
+    attempt: str = field(default="", compare=False)
 
     def owners(self, sizes: Sequence[int], names: Sequence[str]) -> list[int]:
         """Return which worker each file is of: the largest first, each to whoever has least so far."""
@@ -48,7 +60,10 @@ def parse_share(text: str, environment: Mapping[str, str] = os.environ) -> Share
     UsageError
         It is neither, or nothing is in the environment.
     """
+    attempt = ""
     if text == "auto":
+        said = [f"{name}={environment[name]}" for name in _ATTEMPT if name in environment]
+        attempt = hashlib.blake2b("\0".join(said).encode(), digest_size=8).hexdigest() if said else ""
         for index, count in _PAIRS:
             if index in environment and count in environment:
                 text = f"{environment[index]}/{environment[count]}"
@@ -59,4 +74,4 @@ def parse_share(text: str, environment: Mapping[str, str] = os.environ) -> Share
     found = _PART.fullmatch(text)
     if not found or not int(found[1]) < int(found[2]):
         raise UsageError(f"--part {text[:40]!r}: not a part of several", hint="--part 0/4 to 3/4, or --part auto")
-    return Share(int(found[1]), int(found[2]))
+    return Share(int(found[1]), int(found[2]), attempt)

@@ -362,3 +362,64 @@ def test_a_worker_that_cannot_open_the_source_tells_the_first_one(tmp_path, ckpt
     (tmp_path / "gone").rename(run)
     done = ckptctl(*words, "--part", "0/2")
     assert (done.status, "part 1: " in done.err) == (2, True), done.err
+
+
+def test_a_worker_that_cannot_look_tells_the_first_one(tmp_path, ckptctl, monkeypatch):
+    monkeypatch.setattr("ckptctl.checks.gather._GRACE", 0.1)
+    _, words, _ = shards_of(tmp_path, ckptctl)
+    assert ckptctl(*words).status == 0
+    (tmp_path / "m").rename(tmp_path / "away")
+    assert ckptctl("verify", tmp_path / "m", "--part", "1/2").status == 2
+    (tmp_path / "away").rename(tmp_path / "m")
+    done = ckptctl("verify", tmp_path / "m", "--part", "0/2")
+    assert (done.status, "part 1: " in done.err) == (2, True), done.err
+    assert ckptctl("verify", tmp_path / "m", "--part", "1/2").status == 0
+    assert ckptctl("verify", tmp_path / "m", "--part", "0/2").status == 0
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_attempts_of_one_launcher_each_do_not_meet(tmp_path, ckptctl, monkeypatch):
+    _, words, _ = shards_of(tmp_path, ckptctl)
+    assert ckptctl(*words).status == 0
+    attempts = [
+        {"TORCHELASTIC_RUN_ID": name, "MASTER_ADDR": "here", "MASTER_PORT": "1", "WORLD_SIZE": "2"} for name in "ab"
+    ]
+    shares = {parse_share("auto", {**one, "RANK": rank}).attempt for one in attempts for rank in "01"}
+    assert (len(shares), parse_share("0/2", attempts[0] | {"RANK": "0"}).attempt) == (2, "")
+
+    def worker(attempt, rank):
+        with monkeypatch.context() as patch:
+            for name, value in {**attempts[attempt], "RANK": str(rank)}.items():
+                patch.setenv(name, value)
+            return ckptctl("verify", tmp_path / "m", "--part", "auto")
+
+    said = [worker(0, 1), worker(1, 1), worker(0, 0), worker(1, 0)]
+    assert [one.status for one in said] == [0, 0, 0, 0]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_verifications_at_once_all_end(tmp_path, ckptctl):
+    """By hand, with nothing to tell the attempts apart."""
+    _, words, _ = shards_of(tmp_path, ckptctl)
+    assert ckptctl(*words).status == 0
+    workers = [start("verify", tmp_path / "m", "--part", f"{index}/3") for _ in range(2) for index in (1, 2)]
+    for one in workers:
+        _, said = one.communicate(timeout=60)
+        assert one.returncode == 0, said
+    assert ckptctl("verify", tmp_path / "m", "--part", "0/3").status == 0
+
+
+def test_what_broke_off_long_ago_is_swept(tmp_path, ckptctl, monkeypatch):
+    _, words, _ = shards_of(tmp_path, ckptctl)
+    assert ckptctl(*words).status == 0
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert ckptctl("verify", tmp_path / "m", "--part", "auto").status == 0
+    (left,) = tmp_path.glob(".m.ckptctl-verify-*")
+    os.utime(left, (1, 1))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "y")
+    assert ckptctl("verify", tmp_path / "m", "--part", "auto").status == 0
+    assert not list(tmp_path.glob(".*"))

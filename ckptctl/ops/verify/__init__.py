@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckptctl.checks.file_bytes import BytesReport
+    from ckptctl.checks.gather import Gathering
     from ckptctl.checks.resumable import ResumeReport
     from ckptctl.checks.structure import Looked
     from ckptctl.model import Checkpoint
+    from ckptctl.storage.share import Share
 
 __all__ = ["Judgement", "Level", "Outcome", "Verdict", "VerifyReport", "verify"]
 
@@ -50,6 +52,8 @@ def verify(
     looked = look(where, names=names)
     shown = where / names[0] if names else where
     if looked.checkpoint is None:
+        if asked.share:
+            _gathering(shown, asked.share).fail(looked.findings[0].message)
         return VerifyReport(path=shown, judgement=judged(looked.findings, seen=looked.seen), findings=looked.findings)
     report = _described(shown, looked)
     findings = list(looked.findings)
@@ -80,12 +84,14 @@ def verify(
 def _bytes(
     path: Path, where: Path | None, checkpoint: Checkpoint, asked: Level, progress: Callable[[int], None]
 ) -> BytesReport:
-    gathering = None
-    if asked.share:
-        from ckptctl.checks.gather import Gathering  # noqa: PLC0415  # for one worker of several
-
-        gathering = Gathering(share=asked.share, place=path.parent / f".{path.name}.ckptctl-verify")
+    gathering = _gathering(path, asked.share) if asked.share else None
     return check_bytes(checkpoint, root=where, digest_all=asked.write, gathering=gathering, progress=progress)
+
+
+def _gathering(path: Path, share: Share) -> Gathering:
+    from ckptctl.checks.gather import Gathering  # noqa: PLC0415  # for one worker of several
+
+    return Gathering.of(path, share)
 
 
 def _described(path: Path, looked: Looked) -> VerifyReport:
