@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CkptctlError
 from ckptctl.layouts.saved_ranks import MANIFEST, manifest_of
 from ckptctl.model.endings import ENDINGS
-from ckptctl.storage import StoredFile, has_file, names_beside, open_file
+from ckptctl.storage import StoredFile, has_file, names_beside, open_file, stated_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,6 +25,7 @@ _MAX_SIDECAR, _MAX_SUMS = 1 << 20, 64 << 20
 _COREUTILS = re.compile(r"(\\?)([0-9a-fA-F]{64})(?:[ \t]+\*?(.+))?")
 _BSD = re.compile(r"SHA(?:2-)?256 ?\((.+)\) ?= ?([0-9a-fA-F]{64})")
 _PREFIXED = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_STORE = "the store's own listing"
 _ABOVE = 3
 """So many directories above that of a file may have a list of digests that names it."""
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
@@ -179,6 +180,9 @@ class OnRecord:
         """Return what is on record of a file."""
         names, sums = self._listing(path.parent)
         found = recorded_for(path, names or names_beside(path, (f"{path.name}{_SUFFIX}",)), sums)
+        stated = stated_digest(path)
+        if stated:
+            found += (Recorded(digest=stated, source=path.with_name(_STORE)),)
         for above in list(path.parents)[1 : 1 + _ABOVE]:
             if above not in self._above:
                 self._above[above] = has_file(above / SUMS)

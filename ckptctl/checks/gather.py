@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import CkptctlError, UnreadableError
+from ckptctl.errors import CkptctlError, LockedError, UnreadableError
 from ckptctl.model import Aspect, Finding, Severity
 from ckptctl.storage import has_file, is_remote, open_file
 from ckptctl.storage.atomic import remove, write_small
@@ -114,7 +114,8 @@ class Gathering:
             "findings": [_written(found) for found in one.findings],
             "notes": [_written(found) for found in one.notes],
         }
-        write_small(self._of(one), json.dumps(document).encode())
+        with contextlib.suppress(LockedError):  # somebody else says the same of the same file at this moment
+            write_small(self._of(one), json.dumps(document).encode())
 
     def _gather(self, files: Sequence[FileBytes], began: float) -> int:
         """Wait for what the other workers find, and take it over; return how many bytes they have read.

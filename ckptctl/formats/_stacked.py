@@ -6,6 +6,7 @@ storages), then for each key a count of elements, 64 bits little-endian, and the
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, counted
@@ -15,7 +16,7 @@ from ckptctl.formats._torch_archive import dtype_of_storage, width
 from ckptctl.storage import MemoryFile
 
 if TYPE_CHECKING:
-    from ckptctl.model import GlobalUse
+    from ckptctl.model import DType, GlobalUse
     from ckptctl.storage import ByteRange
 
 _MAGIC = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
@@ -49,11 +50,10 @@ class _Storages:
             raise self.bad("the list of storages is not one of names")
         if set(keys) != set(self._kinds) or len(keys) != len(self._kinds):
             raise self.bad("the list of storages is not that of the object")
-        counts = at
-        for key in keys:
-            kind, numel = self._kinds[key]
-            dtype = dtype_of_storage(self.source.file.path, kind)
-            length = numel * width(dtype)
+        sizes = [self._size(key) for key in keys]
+        starts = list(accumulate((length + _COUNT for _, _, length in sizes), initial=at))
+        self.source.expect([(start, _COUNT) for start in starts[:-1] if start + _COUNT <= self.source.length])
+        for key, counts, (dtype, numel, length) in zip(keys, starts, sizes, strict=False):
             start = counts + _COUNT
             if start + length <= self.source.length:
                 written = int.from_bytes(self.source.read(counts, _COUNT), "little")
@@ -64,8 +64,12 @@ class _Storages:
             else:
                 nothing = MemoryFile(b"", path=self.source.file.path).range()
                 self.found[key] = Storage(key, dtype, numel, nothing)
-            counts = start + length
-        return counts
+        return starts[-1]
+
+    def _size(self, key: str) -> tuple[DType | None, int, int]:
+        kind, numel = self._kinds[key]
+        dtype = dtype_of_storage(self.source.file.path, kind)
+        return dtype, numel, numel * width(dtype)
 
     def find(self, value: object) -> Storage:
         """Return the storage that a persistent id names, or the part of it that is a view of its own."""

@@ -14,6 +14,7 @@ from ckptctl.formats.write_safetensors import SafetensorsWriter
 from ckptctl.rewrite.checksums import Checksums
 from ckptctl.rewrite.pour import Pouring
 from ckptctl.rewrite.read_back import read_back
+from ckptctl.rewrite.targets import is_abandoned
 from ckptctl.rewrite.workers import write_shared
 from ckptctl.storage import StoredFile, has_file, is_remote, open_file
 from ckptctl.storage.atomic import (
@@ -182,21 +183,29 @@ def _publish(outputs: Outputs, staged: list[tuple[Staged | Upload, Written]], *,
 
 
 def _publish_object(place: Upload, written: Written, *, sidecars: bool) -> None:
-    """Let an object be seen after its digest, which only one writer can create; if that fails, all is as before."""
+    """Let an object be seen after its digest, which only one writer can create; if that fails, all is as before.
+
+    Where no digest is wanted, something else is created in its place, and removed again.
+    """
     sidecar = sidecar_of(written.path)
     before = open_file(sidecar).range().read() if has_file(sidecar) else None
-    if sidecars:
-        write_small(sidecar, sidecar_line(written.sha256, written.path.name), create=not place.force)
-    elif before is not None:
-        remove(sidecar)
+    claim = sidecar if sidecars else written.path.with_name(f".{written.path.name}.ckptctl-claim")
+    text = sidecar_line(written.sha256, written.path.name) if sidecars else b""
+    taken_up = before in (None, text) and is_abandoned(written.path, claim)
+    write_small(claim, text, create=not place.force and not taken_up)
     try:
+        if not sidecars and before is not None:
+            remove(sidecar)
         place.publish()
     except BaseException:
-        if before is not None:
-            write_small(sidecar, before)
-        elif sidecars:
+        if sidecars and before is None:
             remove(sidecar)
+        elif before is not None:
+            write_small(sidecar, before)
         raise
+    finally:
+        if not sidecars:
+            remove(claim)
 
 
 def _publish_file(place: Staged | Upload, written: Written, *, sidecars: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import ExistsError, UnsupportedError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from ckptctl.model import Contents
     from ckptctl.rewrite.options import Options
     from ckptctl.rewrite.outputs import Outputs
+
+_ABANDONED = 900.0
+"""Seconds after which a digest without its object is that of a writer that was killed."""
 
 
 def check_outputs(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) -> int:
@@ -82,8 +86,22 @@ def _check_objects(paths: list[Path], inputs: tuple[Contents, ...], options: Opt
             raise ExistsError(f"{path}: exists already", hint="several objects are not replaced: -o gives another name")
         if options.force and has_file(path):
             _check_needed(path)
-        if not options.force and (has_file(path) or has_file(sidecar_of(path))):
+        if not options.force and has_file(path):
             raise ExistsError(f"{path}: exists already", hint="--force replaces it; -o gives another name")
+        if not options.force and has_file(sidecar_of(path)) and not is_abandoned(path, sidecar_of(path)):
+            raise ExistsError(
+                f"{sidecar_of(path)}: exists already, without its file: somebody is writing that, or was killed",
+                hint="a quarter of an hour later it is taken up if it is the same; --force replaces it",
+            )
+
+
+def is_abandoned(target: Path, claim: Path) -> bool:
+    """Whether what is written before an object has been there for long, without the object: its writer has died."""
+    try:
+        age = time.time() - claim.stat().st_mtime
+    except OSError:
+        return False
+    return age > _ABANDONED and not has_file(target)
 
 
 def _identity(path: Path) -> tuple[int, int]:

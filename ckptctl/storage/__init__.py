@@ -17,6 +17,7 @@ from ckptctl.storage.places import (
     open_ahead,
     open_file,
     side_by_side,
+    stated_digest,
 )
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "open_ahead",
     "open_file",
     "side_by_side",
+    "stated_digest",
     "unreadable",
 ]  # fmt: skip

@@ -29,9 +29,11 @@ def parsed(raw: str) -> Path:
     if scheme == "file":
         return Path(unquote(urlsplit(raw).path))
     rest = raw[found.end() :]
-    if scheme in _WEB and ("?" in rest or "@" in rest.partition("/")[0]):
+    secret = "@" in rest.partition("/")[0] and scheme != "hf"
+    if secret or (scheme in _WEB and "?" in rest):
         raise UsageError(
-            f"{scheme}://…: an address with a query or a password in it is not taken", hint="download it first"
+            f"{scheme}://…: an address with a query or a password in it is not taken",
+            hint="download it first" if scheme in _WEB else "keys belong into the environment, or into a profile",
         )
     if ".." in rest.split("/"):
         raise UsageError(f"{raw}: an address has no way up")

@@ -15,7 +15,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ckptctl.errors import UnreadableError
-from ckptctl.storage.stores import HUB, hub_parts, hub_token, transferred
+from ckptctl.storage.stores import hub_endpoint, hub_parts, hub_token, transferred
 
 if TYPE_CHECKING:
     from http.client import HTTPMessage
@@ -29,7 +29,9 @@ _MOST_PAGES = 1000
 
 
 def listed_by_the_hub(path: RemotePath) -> list[dict[str, Any]]:
-    """Return what the Hub says of a directory: ``path``, ``type`` and ``size`` of each entry; nothing if it has none.
+    """Return what the Hub says of a directory: ``path``, ``type``, ``size`` and ``sha256`` of each entry.
+
+    Only of large files does it know a digest; of others that is empty.
 
     Raises
     ------
@@ -39,7 +41,7 @@ def listed_by_the_hub(path: RemotePath) -> list[dict[str, Any]]:
         The Hub cannot be asked; the message says why.
     """
     owner, model, _, revision, *rest = hub_parts(path.parts[1:])
-    base = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+    base = hub_endpoint()
     url = f"{base}/" + quote("/".join(("api/models", owner, model, "tree", revision, *rest)))
     found: list[dict[str, Any]] = []
     for _ in range(_MOST_PAGES):
@@ -60,6 +62,10 @@ def _asked(path: RemotePath, url: str) -> tuple[list[dict[str, Any]], str]:
         try:
             return _page(path, url)
         except HTTPError as error:
+            if error.code == HTTPStatus.NOT_FOUND and path.is_bucket:
+                raise UnreadableError(
+                    f"{path}: the Hub has no such model, or no such revision of it", hint="a private one needs HF_TOKEN"
+                ) from None
             if error.code == HTTPStatus.NOT_FOUND:
                 return [], ""
             if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -81,11 +87,20 @@ def _page(path: RemotePath, url: str) -> tuple[list[dict[str, Any]], str]:
         raw, link = answer.read(), answer.headers.get("Link") or ""
     try:
         page = json.loads(raw)
-        entries = [{"path": str(one["path"]), "type": one["type"], "size": int(one.get("size", 0))} for one in page]
+        entries = [
+            {"path": str(one["path"]), "type": one["type"], "size": int(one.get("size", 0)), "sha256": _sha256(one)}
+            for one in page
+        ]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UnreadableError(f"{path}: the store lists something that is no listing") from None
     found = _NEXT.search(link)
     return entries, found[1] if found else ""
+
+
+def _sha256(entry: dict[str, Any]) -> str:
+    """Return the digest of a large file, as its pointer has it."""
+    said = str((entry.get("lfs") or {}).get("oid", ""))
+    return said if re.fullmatch(r"[0-9a-f]{64}", said) else ""
 
 
 class _WithoutToken(HTTPRedirectHandler):

@@ -22,13 +22,14 @@ _PAGE, _MOST_AT_ONCE = 1000, 20_000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a listing says of a name; of a directory it has only that."""
+    """What a listing says of a name; of a directory it has only that. Only the Hub says a digest."""
 
     path: RemotePath
     size: int = 0
     modified: float = 0.0
     tag: str = ""
     directory: bool = False
+    sha256: str = ""
 
     @property
     def name(self) -> str:
@@ -133,5 +134,6 @@ def _listed_hub(path: RemotePath) -> dict[str, Entry]:
     for one in listed_by_the_hub(path):
         name = one["path"].rpartition("/")[2]
         # Its ids of objects are not the tags that the server gives with the bytes.
-        entries[name] = Entry(path / name, size=one["size"], directory=one["type"] == "directory")
+        directory = one["type"] == "directory"
+        entries[name] = Entry(path / name, size=one["size"], directory=directory, sha256=one["sha256"])
     return dict(sorted(entries.items()))

@@ -150,6 +150,12 @@ def names_beside(path: Path, wanted: Iterable[str]) -> tuple[str, ...]:
     return tuple(entry.name for entry in entries_of(path.parent))
 
 
+def stated_digest(path: Path) -> str:
+    """Return the SHA-256 that the store of a file states of it, where a listing has said; nothing otherwise."""
+    known = path.listed() if is_remote(path) else None  # type: ignore[attr-defined]  # it is remote
+    return known.sha256 if known else ""
+
+
 def is_there(path: Path) -> bool:
     """Whether there is something under a name, if only a link that leads nowhere."""
     return path.exists() if is_remote(path) else os.path.lexists(path)

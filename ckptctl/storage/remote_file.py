@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bisect
 import threading
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import ChangedError, UnreadableError
@@ -32,11 +34,14 @@ _SMALL = 64 << 10
 _KEPT = 4
 _SURE = 2
 """After so many reads that each began where the last one ended, a file is read straight through."""
-_GAP = 64 << 10
-"""Pieces that lie no farther apart are asked for in one."""
+_GAP, _BETWEEN = 16 << 10, 32 << 20
+"""Pieces that lie no farther apart are asked for in one, as long as no more bytes in all lie between them. With so many
+requests under way, one more costs no more time than these bytes."""
 _WORKERS = 192
 """Threads for that: of many small requests so many are under way."""
 _AT_ONCE = 16 << 20
+_HELD = 128 << 20
+"""So many bytes of objects that are read straight through are held; beyond, what was read least of late is let go."""
 pool = Daemons(_WORKERS, "ckptctl-store")
 """Threads that ask stores."""
 
@@ -52,10 +57,44 @@ class _Reader:
 
     def leave(self) -> None:
         """Let go of what was asked for and will not be read."""
-        for one in self.under_way.values():
-            one.cancel()
-        self.under_way.clear()
+        for at in list(self.under_way):
+            if one := self.under_way.pop(at, None):
+                one.cancel()
         self.straight = 0
+
+
+class _Held:
+    """Which objects hold on to bytes that were read straight through, the one that was read last at the end."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, tuple[RemoteFile, int]] = {}
+        self._lock = threading.Lock()
+        self._nbytes = 0
+
+    def note(self, file: RemoteFile, nbytes: int) -> None:
+        """Take note that an object holds so many bytes now; have others let go if it is too much."""
+        going = []
+        with self._lock:
+            self._take(file)
+            self._sizes[id(file)] = file, nbytes
+            self._nbytes += nbytes
+            while self._nbytes > _HELD and len(self._sizes) > 1:
+                going.append(next(iter(self._sizes.values()))[0])
+                self._take(going[-1])
+        for one in going:
+            one.release()
+
+    def drop(self, file: RemoteFile) -> None:
+        """Take note that an object holds nothing any more."""
+        with self._lock:
+            self._take(file)
+
+    def _take(self, file: RemoteFile) -> None:
+        _, nbytes = self._sizes.pop(id(file), (file, 0))
+        self._nbytes -= nbytes
+
+
+_held = _Held()
 
 
 class RemoteFile(StoredFile):
@@ -115,14 +154,11 @@ class RemoteFile(StoredFile):
     def expect(self, spans: Sequence[tuple[int, int]]) -> None:
         """Ask for short pieces, each a position and a length, side by side: they will be read soon."""
         wanted = sorted((at, min(at + length, self.size)) for at, length in spans if not self._has(at, length))
-        if len(wanted) < 2 or sum(end - at for at, end in wanted) > _AT_ONCE:
+        sums = accumulate(end - at for at, end in wanted)
+        wanted = [span for span, total in zip(wanted, sums, strict=True) if total <= _AT_ONCE]
+        if len(wanted) < 2:
             return
-        merged: list[list[int]] = []
-        for at, end in wanted:
-            if merged and at - merged[-1][1] <= _GAP:
-                merged[-1][1] = max(merged[-1][1], end)
-            else:
-                merged.append([at, end])
+        merged = _merged(wanted)
         found = [pool.submit(partial(self._ask, at, end)) for at, end in merged]
         data = [one.result() for one in found]
         with self._lock:
@@ -148,10 +184,12 @@ class RemoteFile(StoredFile):
     def release(self) -> None:
         """Let go of all that was read."""
         with self._lock:
-            readers, self._readers = self._readers, {}
+            readers = list(self._readers.values())
+            self._readers = {}
             self._starts, self._expected, self._head = [], [], memoryview(b"")
-        for reader in readers.values():
+        for reader in readers:
             reader.leave()
+        _held.drop(self)
 
     def _has(self, offset: int, length: int) -> bool:
         known = self._known(offset, length)
@@ -196,8 +234,13 @@ class RemoteFile(StoredFile):
         for at in range(offset, min(offset + (1 + _AHEAD) * _STEP, end), _STEP):
             if at not in reader.under_way:
                 reader.under_way[at] = pool.submit(partial(self._ask, at, min(at + _STEP, end)))
-        data = reader.under_way.pop(offset).result()
+        coming = reader.under_way.pop(offset, None)
+        try:
+            data = coming.result() if coming else self._ask(offset, min(offset + _STEP, end))
+        except CancelledError:  # it was let go in favour of others
+            data = self._ask(offset, min(offset + _STEP, end))
         reader.parts = [(offset, data)]
+        _held.note(self, (1 + _AHEAD) * _STEP + len(self._head))
         return offset, data
 
     def _ask(self, start: int, end: int) -> memoryview:
@@ -213,6 +256,21 @@ class RemoteFile(StoredFile):
         other = not tag and modified is not None and modified.timestamp() != self.modified
         if meta["size"] != self.size or tag != self.tag or other:
             raise _changed(self.path)
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join spans, in their order, across the narrowest gaps between them."""
+    gaps = sorted(at - before for (_, before), (at, _) in pairwise(spans) if 0 < at - before <= _GAP)
+    narrow = next((gap for gap, total in zip(gaps, accumulate(gaps), strict=True) if total > _BETWEEN), _GAP + 1)
+    merged, left = [spans[0]], _BETWEEN - sum(gap for gap in gaps if gap < narrow)
+    for at, end in spans[1:]:
+        gap = at - merged[-1][1]
+        if gap < narrow or gap == narrow <= left:
+            left -= gap if gap == narrow else 0
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((at, end))
+    return merged
 
 
 def _changed(path: Path) -> ChangedError:

@@ -18,7 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckptctl.errors import MissingExtraError, UnreadableError
+from ckptctl.errors import MissingExtraError, UnreadableError, UsageError
+from ckptctl.storage.amazon import checksums, credentials, stated_endpoint
 from ckptctl.storage.daemons import Daemons
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _STATUS = re.compile(r"status code: ([0-9]{3} [A-Za-z ]+)")
 _WHY = re.compile(r" - (?:HTTP error: )?([^\n:<]{3,120})")
 _waiting = Daemons(2, "ckptctl-ask")
 _stores: dict[tuple[str, str], Any] = {}
+_making, _importing = threading.Lock(), threading.Lock()
 
 
 @dataclass(slots=True)
@@ -83,9 +85,10 @@ def store_of(scheme: str, bucket: str) -> Any:
         obstore is not installed.
     """
     key = scheme, bucket
-    if key not in _stores:
-        _stores[key] = _made(scheme, bucket)
-    return _stores[key]
+    with _making:
+        if key not in _stores:
+            _stores[key] = _made(scheme, bucket)
+        return _stores[key]
 
 
 def use(scheme: str, bucket: str, store: Any) -> None:
@@ -153,28 +156,32 @@ def _made(scheme: str, bucket: str) -> Any:
     options: dict[str, Any] = {"client_options": _client(scheme), "retry_config": _retries()}
     match scheme:
         case "s3":
-            return kinds.S3Store(bucket, **options, **_credentials(), **_checksums())
+            found = credentials()
+            if found.get("endpoint", "").startswith("http://"):
+                options["client_options"]["allow_http"] = True
+            return kinds.S3Store(bucket, **options, **found, **checksums())
         case "gs":
             return kinds.GCSStore(bucket, **options)
         case "az":
-            return kinds.AzureStore(bucket, **options)
+            return kinds.AzureStore(bucket, **options, **_azure())
         case "hf":
-            return kinds.HTTPStore.from_url(os.environ.get("HF_ENDPOINT", HUB), **options)
+            return kinds.HTTPStore.from_url(hub_endpoint(), **options)
     return kinds.HTTPStore.from_url(f"{scheme}://{bucket}", **options)
 
 
 def _client_module(name: str) -> Any:
     try:
-        return import_module(f"obstore.{name}")
+        with _importing:  # of many threads that import it at once, one may see a half of it
+            import_module("obstore")
+            return import_module(f"obstore.{name}")
     except ImportError:
         raise MissingExtraError("obstore is not installed", hint="pip install 'ckptctl[cloud]'") from None
 
 
 def _client(scheme: str) -> dict[str, Any]:
     found: dict[str, Any] = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=60)}
-    names = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "hf": ("HF_ENDPOINT",)}.get(scheme, ())
-    plain = any(os.environ.get(name, "").startswith("http://") for name in names)
-    if plain or scheme == "http":
+    to = {"s3": stated_endpoint, "hf": hub_endpoint}.get(scheme, lambda: f"{scheme}://")()
+    if to.startswith("http://"):
         found["allow_http"] = True
     token = hub_token() if scheme == "hf" else ""
     if token:
@@ -186,29 +193,14 @@ def _retries() -> dict[str, Any]:
     return {"max_retries": 5, "retry_timeout": timedelta(seconds=120)}
 
 
-def _checksums() -> dict[str, Any]:
-    """Have Amazon check each part that is sent by its SHA-256; other servers only where the environment says so."""
-    own = ("AWS_CHECKSUM_ALGORITHM", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    return {} if any(os.environ.get(name) for name in own) else {"checksum_algorithm": "SHA256"}
-
-
-def _credentials() -> dict[str, Any]:
-    """Return what boto3 finds in its files and profiles, where the environment itself has no keys for the store."""
-    found: dict[str, Any] = {}
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", "")
-    if endpoint:
-        found["endpoint"] = endpoint
-    container = "AWS_CONTAINER_CREDENTIALS_"
-    own = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE", f"{container}FULL_URI",
-           f"{container}RELATIVE_URI")  # fmt: skip
-    if any(name in os.environ for name in own):
-        return found
-    try:
-        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  # another one
-
-        return {**found, "credential_provider": Boto3CredentialProvider()}
-    except (ImportError, ValueError, TypeError):  # no boto3, or it knows none either: the machine's own role, perhaps
-        return found
+def _azure() -> dict[str, str]:
+    """Return what the tools of Azure itself read, where the client knows other names for it."""
+    names = {"account_name": "AZURE_STORAGE_ACCOUNT", "account_key": "AZURE_STORAGE_KEY"}
+    return {
+        option: os.environ[name]
+        for option, name in names.items()
+        if os.environ.get(name) and not os.environ.get(f"AZURE_STORAGE_{option.upper()}")
+    }
 
 
 def hub_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
@@ -218,12 +210,29 @@ def hub_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
     return (owner, model, "resolve", revision or _REVISION, *rest)
 
 
+def hub_endpoint() -> str:
+    """Return the address of the Hugging Face Hub, or of what stands in for it.
+
+    Raises
+    ------
+    UsageError
+        ``HF_ENDPOINT`` is no address.
+    """
+    found = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or HUB
+    if not re.match(r"https?://[^/\s@]+(/|$)", found):
+        raise UsageError("HF_ENDPOINT is no address of a server", hint="HF_ENDPOINT=https://huggingface.co")
+    return found
+
+
 def hub_token() -> str:
     """Return the token for the Hugging Face Hub that the environment or its own file gives; empty if there is none."""
-    if os.environ.get("HF_TOKEN"):
-        return os.environ["HF_TOKEN"]
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    try:
-        return (home / "token").read_text().strip()
-    except OSError:
-        return ""
+    found = os.environ.get("HF_TOKEN", "").strip()
+    if not found:
+        home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+        try:
+            found = (home / "token").read_text().strip()
+        except (OSError, ValueError):
+            return ""
+    if not found.isascii() or not found.isprintable():
+        raise UsageError("the token for the Hugging Face Hub is no text for a header", hint="look at HF_TOKEN")
+    return found

@@ -170,6 +170,9 @@ class _Files(http.server.BaseHTTPRequestHandler):
             {"type": "directory" if one.is_dir() else "file", "size": one.stat().st_size, "oid": "0" * 40,
              "path": "/".join(one.parts[len(one.parts) - base - 1 :])} for one in sorted(directory.iterdir())
         ]  # fmt: skip
+        for one in found:
+            digest = self.server.digests.get(one["path"])
+            one |= {"lfs": {"oid": digest, "size": one["size"], "pointerSize": 130}} if digest else {}
         first = int(dict(parse_qsl(self.path.partition("?")[2])).get("cursor", 0))
         after = first + self.server.page
         text = json.dumps(found[first:after]).encode()
@@ -196,7 +199,7 @@ def served(root: Path, token: str = "") -> Iterator[http.server.ThreadingHTTPSer
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Files)
     server.root, server.token, server.seen = root, token, []
     server.trouble, server.errors, server.stall = iter(()), 0, 0.0
-    server.page, server.next = 1000, ""
+    server.page, server.next, server.digests = 1000, "", {}
     server.tags, server.modified = True, "Wed, 01 Jan 2025 00:00:00 GMT"
     server.handle_error = lambda *_: None  # a client that has gone is no error of the test
     server.daemon_threads, server.block_on_close = True, False
