@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.digests import SUMS, OnRecord, Recorded
@@ -28,25 +29,29 @@ if TYPE_CHECKING:
     from ckptctl.model import Contents
 
 _BLOCK = 1 << 20
+_WORTH = 64 << 20
+"""Bytes of records that are worth a thread of their own."""
 _SHOWN = 3
 Progress = Callable[[int], None]
 
 
-def check_bytes(
+def check_bytes(  # noqa: PLR0913  # what is looked at, and by whom
     checkpoint: Checkpoint,
     *,
     root: Path | None = None,
     digest_all: bool = False,
     gathering: Gathering | None = None,
+    workers: int | None = None,
     progress: Progress = lambda _: None,
 ) -> BytesReport:
     """Compare the bytes of a checkpoint with all that is on record of them; `digest_all` hashes the other files too.
 
     `root` is the directory of the whole: every file that a ``SHA256SUMS`` in it lists must be there. With `gathering`
-    this is one worker of several, which reads its own files; the first one takes up what the others found.
+    this is one worker of several, which reads its own files; the first one takes up what the others found. `workers`
+    are the threads that read, by default as many as there are processors.
     """
     files = _files(checkpoint, root)
-    work = partial(_read, digest_all=digest_all, progress=progress)
+    work = partial(_read, digest_all=digest_all, workers=workers, progress=progress)
     files, read = gathering.carried_out(files, work) if gathering else (files, sum(work(files)))
     by_name = {one.path.name: one.digest for one in files}
     for one in files:
@@ -92,19 +97,28 @@ def compare_digests(files: Iterable[Contents]) -> int:
     return sum(one.outcome is Outcome.VERIFIED for one in found.values())
 
 
-def _read(files: Sequence[FileBytes], *, digest_all: bool, progress: Progress) -> list[int]:
+def _read(files: Sequence[FileBytes], *, digest_all: bool, progress: Progress, workers: int | None = None) -> list[int]:
     """Hash files, and compare their checksums; return how many bytes were read of each."""
+    workers = workers or os.cpu_count() or 1
     jobs: list[tuple[int, Callable[[], int]]] = []
     for number, one in enumerate(files):
         if one.recorded or digest_all:
             jobs.append((number, partial(_digest, one, progress)))
-        if one.checksums:
-            jobs.append((number, partial(_crc, one, progress)))
+        jobs += [(number, partial(_crc, one, part, progress)) for part in _parted(one.checksums, workers)]
     counts = [0] * len(files)
-    with ThreadPoolExecutor(max(os.cpu_count() or 1, 1)) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         for (number, _), count in zip(jobs, pool.map(lambda job: job[1](), jobs), strict=True):
             counts[number] += count
     return counts
+
+
+def _parted(checksums: Sequence[Checksum], most: int) -> list[Sequence[Checksum]]:
+    """Cut the records of a file into runs of about the same length, for several threads if it is worth it."""
+    total = sum(one.range.length for one in checksums)
+    count = max(min(most, total // _WORTH), 1)
+    sums = list(accumulate(one.range.length for one in checksums))
+    cuts = [0, *(bisect_right(sums, total * n // count) for n in range(1, count)), len(checksums)]
+    return [checksums[start:end] for start, end in pairwise(cuts) if end > start]
 
 
 def _places(checkpoint: Checkpoint) -> tuple[dict[int, list[Place]], dict[int, dict[int, ByteRange]]]:
@@ -207,12 +221,12 @@ def _digest(one: FileBytes, progress: Progress) -> int:
     return at
 
 
-def _crc(one: FileBytes, progress: Progress) -> int:
-    """Compare the CRC-32 of every record."""
+def _crc(one: FileBytes, checksums: Sequence[Checksum], progress: Progress) -> int:
+    """Compare the CRC-32 of some records."""
     buffer, total = memoryview(bytearray(_BLOCK)), 0
     try:
         file = one.file.again() if one.file else open_file(one.path)
-        for recorded in one.checksums:
+        for recorded in checksums:
             look = _wrong if recorded.unpacked is None else _wrong_inside
             wrong = look(file, recorded, buffer, progress)
             total += recorded.range.length

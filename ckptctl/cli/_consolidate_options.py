@@ -72,12 +72,6 @@ Split = Annotated[
         "--split", metavar="GLOB=DIM", help="Along which dimension parts were cut. Repeatable.", rich_help_panel=_SHARDS
     ),
 ]
-Workers = Annotated[
-    int,
-    typer.Option(
-        "--workers", metavar="N", min=1, max=64, help="Threads that write one file.", rich_help_panel="How to write"
-    ),
-]
 CopyFiles = Annotated[
     bool,
     typer.Option(

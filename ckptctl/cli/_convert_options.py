@@ -97,6 +97,12 @@ NoCheck = Annotated[
     bool,
     typer.Option("--no-check", help="Copy without looking at the bytes; implies --no-digest.", rich_help_panel=_SAFETY),
 ]
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--workers", metavar="N", min=1, max=64, help="Threads that write one file.", rich_help_panel="How to write"
+    ),
+]
 Part = Annotated[
     str | None,
     typer.Option(

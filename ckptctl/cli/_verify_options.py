@@ -36,6 +36,10 @@ AllowGlobal = Annotated[
         rich_help_panel=_HOW,
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, max=64, help="Threads that read; as many as processors if not said."),
+]
 Part = Annotated[
     str | None,
     typer.Option("--part", metavar="I/N", help="Be one worker of several; auto: as the launcher says."),

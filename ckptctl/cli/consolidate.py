@@ -45,7 +45,7 @@ def run(  # the words of convert, and some more
     drop_foreign: writing.DropForeign = False,
     max_shard_size: writing.MaxShardSize = None,
     copy_files: given.CopyFiles = False,
-    workers: given.Workers = 1,
+    workers: writing.Workers = 1,
     part: writing.Part = None,
     resume: writing.Continue = False,
     no_digest: writing.NoDigest = False,

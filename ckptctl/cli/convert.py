@@ -43,6 +43,7 @@ def run(
     drop_foreign: given.DropForeign = False,
     plain: given.Plain = False,
     max_shard_size: given.MaxShardSize = None,
+    workers: given.Workers = 1,
     part: given.Part = None,
     resume: given.Continue = False,
     no_digest: given.NoDigest = False,
@@ -62,6 +63,7 @@ def run(
         **given.changed(strip_prefix, rename, dtype, cast_all, allow_overflow, untie),
         **given.kept(densify, drop_foreign, plain),
         **given.manner(max_shard_size, no_digest, no_check, force), **given.worker(part, resume=resume),
+        workers=workers,
     )  # fmt: skip
     plans, errors = plan(sources, output, chosen, everything=only is given.Only.ALL)
     answer = Answer(json=json, quiet=quiet, brief=brief)

@@ -33,6 +33,7 @@ def run(
     strict: given.Strict = False,
     allow_global: given.AllowGlobal = None,
     write: given.Write = False,
+    workers: given.Workers = None,
     part: given.Part = None,
     latest_good: given.LatestGood = False,
     json: options.Json = False,
@@ -53,6 +54,7 @@ def run(
         require=Verdict(require.value) if require else None,
         write=write,
         share=given.share(part),
+        workers=workers,
     )
     if latest_good and part is not None:
         raise UsageError("--latest-good is one answer: it is not worked out in parts")

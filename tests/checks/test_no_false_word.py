@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from ckptctl.checks import intact
 from ckptctl.checks.digests import sums_of
+from ckptctl.formats import checksums_of
 from ckptctl.layouts import open_checkpoint
 from ckptctl.tensors import scalar
 from ckptctl.values import text_items
@@ -159,3 +161,31 @@ def test_a_large_chunk_of_one_number_is_not_read_for_the_step(tmp_path):
     (part,) = open_checkpoint(tmp_path / "m.weights.h5").parts.values()
     (tensor,) = part.tensors.values()
     assert (tensor.numel, bool(tensor.pieces[0].unpack), scalar(tensor)) == (1, True, None)
+
+
+def test_the_records_of_a_large_file_are_compared_by_several_threads(ckptctl, tmp_path, monkeypatch):
+    monkeypatch.setattr(intact, "_WORTH", 1000)
+    torch.save({f"w{number}": torch.zeros(number * 7 % 400) for number in range(60)}, tmp_path / "m.pt")
+    (contents,) = open_checkpoint(tmp_path / "m.pt").files
+    every = checksums_of(contents)
+    for most in (1, 2, 3, 8, 64):
+        parts = intact._parted(every, most)
+        assert [one for part in parts for one in part] == list(every)
+        assert 1 <= len(parts) <= most
+    said = {ckptctl("verify", tmp_path / "m.pt", "--workers", workers).out for workers in (1, 2, 16)}
+    assert len(said) == 1
+    raw = bytearray((tmp_path / "m.pt").read_bytes())
+    tensor = next(one for one in contents.tensors.values() if one.nbytes > 1000)
+    raw[tensor.pieces[0].range.offset] ^= 1
+    (tmp_path / "m.pt").write_bytes(raw)
+    for workers in (1, 3):
+        found = ckptctl("verify", tmp_path / "m.pt", "--workers", workers)
+        assert (found.status, found.out.count("bad-crc"), tensor.name in found.out) == (1, 1, True)
+
+
+def test_several_threads_convert_one_file_to_the_same(ckptctl, tmp_path):
+    torch.save({f"w{number}": torch.rand(20_000) for number in range(40)}, tmp_path / "m.pt")
+    for workers in (1, 4):
+        words = ("convert", tmp_path / "m.pt", "-o", tmp_path / f"{workers}.safetensors", "--workers", workers)
+        assert ckptctl(*words).status == 0
+    assert (tmp_path / "1.safetensors").read_bytes() == (tmp_path / "4.safetensors").read_bytes()

@@ -85,7 +85,14 @@ def _bytes(
     path: Path, where: Path | None, checkpoint: Checkpoint, asked: Level, progress: Callable[[int], None]
 ) -> BytesReport:
     gathering = _gathering(path, asked.share) if asked.share else None
-    return check_bytes(checkpoint, root=where, digest_all=asked.write, gathering=gathering, progress=progress)
+    return check_bytes(
+        checkpoint,
+        root=where,
+        digest_all=asked.write,
+        gathering=gathering,
+        workers=asked.workers,
+        progress=progress,
+    )
 
 
 def _gathering(path: Path, share: Share) -> Gathering:

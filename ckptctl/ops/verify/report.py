@@ -38,7 +38,8 @@ class Level:
 
     `strict` fails what is unverified, `allowed` are globals of a team's own (``module.Name``), `require` the verdict
     that a resume must reach, `write` whether to write digests where none are on record. With a `share` this is one
-    worker of several: it reads some of the files, and the first one judges by what all have found.
+    worker of several: it reads some of the files, and the first one judges by what all have found. `workers` are the
+    threads that read, by default as many as there are processors.
     """
 
     quick: bool = False
@@ -49,6 +50,7 @@ class Level:
     require: Verdict | None = None
     write: bool = False
     share: Share | None = None
+    workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
