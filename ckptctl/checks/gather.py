@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, LockedError, UnreadableError
 from ckptctl.model import Aspect, Finding, Severity
-from ckptctl.storage import has_file, is_remote, open_file
+from ckptctl.storage import has_file, is_remote, names_anew, open_file
 from ckptctl.storage.atomic import remove, write_small
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from ckptctl.checks.file_bytes import FileBytes
@@ -129,20 +129,20 @@ class Gathering:
         waiting = [one for one in files if one.path not in own]
         oldest, news, total = began - _OLDEST, time.monotonic(), 0
         while waiting:
-            still = []
+            still, there = [], names_anew(self.place)
             for one in waiting:
-                found = self._told(one, oldest)
+                found = self._told(one, oldest) if self._of(one).name in there else None
                 if found is None:
                     still.append(one)
                 else:
                     total, news = total + found, time.monotonic()
             waiting = still
             if waiting:
-                self._check_failures(began)
+                self._check_failures(there, began)
             if time.monotonic() - news > _PATIENCE:
                 raise UnreadableError(f"{waiting[0].path}: no worker has said anything of it for an hour")
             if waiting:
-                time.sleep(_PAUSE)
+                time.sleep(_PAUSE * (10 if is_remote(self.place) else 1))
         for path in (*map(self._of, files), *map(self._failure, range(1, self.share.count))):
             if has_file(path):
                 remove(path)
@@ -151,11 +151,11 @@ class Gathering:
                 self.place.rmdir()
         return total
 
-    def _check_failures(self, began: float) -> None:
+    def _check_failures(self, there: Collection[str], began: float) -> None:
         """End if another worker has said that it can say nothing; one that began anew takes that back."""
         for index in range(1, self.share.count):
             path = self._failure(index)
-            if not has_file(path):
+            if path.name not in there:
                 continue
             try:
                 said = json.loads(open_file(path).range().read())

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import CkptctlError, ExistsError, UnreadableError
 from ckptctl.rewrite.carry_out import Written
-from ckptctl.storage import File, StoredFile, entries_of, has_file, is_remote, open_file
+from ckptctl.storage import File, StoredFile, entries_of, has_file, is_remote, names_anew, open_file
 from ckptctl.storage.atomic import flush_directory, remove, write_small
 from ckptctl.storage.digest import sha256_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ckptctl.model import Contents
@@ -55,6 +55,7 @@ class Markers:
         self._files = outputs.files
         self._directory = directory_of(outputs.index or outputs.files[0].path)
         self._plan = _plan_of(outputs, inputs)
+        self._seen: set[str] = set()
         self.verified: dict[Path, int] = {}
         self._began = time.time()
 
@@ -148,17 +149,19 @@ class Markers:
         own = {file.path for file in mine}
         news = time.monotonic()
         while len(found) < len(self._files):
+            there = names_anew(self._directory)
             for file in self._files:
-                made = None if file.path in found else self.finished(file)
+                waited_for = file.path not in found and f"{file.path.name}.json" in there
+                made = self.finished(file) if waited_for else None
                 if made:
                     found[file.path], news = made, time.monotonic()
                     progress(0 if file.path in own else made.nbytes)
-            self._check_failures()
+            self._check_failures(there)
             if time.monotonic() - news > _PATIENCE:
                 lost = next(file.path for file in self._files if file.path not in found)
                 raise UnreadableError(f"{lost}: no worker has finished it", hint="--continue takes up what is there")
             if len(found) < len(self._files):
-                time.sleep(_PAUSE)
+                time.sleep(_PAUSE * (10 if is_remote(self._directory) else 1))
         return tuple(found[file.path] for file in self._files)
 
     def clear(self) -> None:
@@ -173,13 +176,13 @@ class Markers:
             with contextlib.suppress(OSError):  # somebody is at work in it
                 self._directory.rmdir()
 
-    def _check_failures(self) -> None:
+    def _check_failures(self, there: Iterable[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
-            for entry in entries_of(self._directory):
-                self._check_plan(entry.name)
-                number = re.fullmatch(r"part-([0-9]+)\.failed", entry.name)
+            for name in there:
+                self._check_plan(name)
+                number = re.fullmatch(r"part-([0-9]+)\.failed", name)
                 if number and int(number[1]):
-                    said = json.loads(open_file(self._directory / entry.name).range().read())
+                    said = json.loads(open_file(self._directory / name).range().read())
                     before = self._began - said["at"]  # of an attempt that came before, its worker takes it back
                     if before <= 0 or (before < _OLDEST and time.time() - self._began > _GRACE):
                         raise UnreadableError(
@@ -189,12 +192,16 @@ class Markers:
 
     def _check_plan(self, name: str) -> None:
         """Make sure that a marker that was made since this attempt began is of this plan."""
-        found = self._said(self._directory / name) if name.endswith(".json") else None
+        if not name.endswith(".json") or name in self._seen:
+            return
+        found = self._said(self._directory / name)
         if found and found["plan"] != self._plan and found["at"] > self._began:
             raise UnreadableError(
                 f"{name.removesuffix('.json')}: another worker has made it of another plan",
                 hint="all of them take the same sources and options, and the same number of parts",
             )
+        if found and found["plan"] == self._plan:
+            self._seen.add(name)
 
 
 def _as_it_is(path: Path) -> str:

@@ -150,6 +150,18 @@ def names_beside(path: Path, wanted: Iterable[str]) -> tuple[str, ...]:
     return tuple(entry.name for entry in entries_of(path.parent))
 
 
+def names_anew(path: Path) -> frozenset[str]:
+    """Return the names in a directory as they are now, in one question to a store; none if it is not there."""
+    if is_remote(path):
+        from ckptctl.storage.remote import forget  # noqa: PLC0415  # only who has an address needs it
+
+        forget()
+    try:
+        return frozenset(entry.name for entry in entries_of(path))
+    except FileNotFoundError:
+        return frozenset()
+
+
 def stated_digest(path: Path) -> str:
     """Return the SHA-256 that the store of a file states of it, where a listing has said; nothing otherwise."""
     known = path.listed() if is_remote(path) else None  # type: ignore[attr-defined]  # it is remote

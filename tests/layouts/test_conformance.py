@@ -7,7 +7,9 @@ import pytest
 from ckptctl.layouts import LAYOUTS, open_checkpoint
 from ckptctl.layouts._layout import scan
 from ckptctl.model import Component
+from ckptctl.storage import address
 from tests.samples import CORPUS
+from tests.storage.stores import bucket
 
 SAMPLES = {
     "sharded-index": [
@@ -41,10 +43,23 @@ SAMPLES = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def filled():
+    store = bucket("layouts")
+    store.fill(CORPUS)
+    return address("s3://layouts")
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def corpus(request, filled):
+    """Where the samples lie."""
+    return CORPUS if request.param == "disk" else filled
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_opens_its_samples(layout):
+def test_opens_its_samples(layout, corpus):
     for path, count in SAMPLES[layout.name]:
-        checkpoint = open_checkpoint(CORPUS / path)
+        checkpoint = open_checkpoint(corpus / path)
         assert checkpoint.layout == layout.name
         assert sum(len(part.tensors) for part in checkpoint.parts.values()) == count
         assert count == 0 or checkpoint.parts[Component.MODEL].tensors
@@ -52,23 +67,23 @@ def test_opens_its_samples(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_is_the_first_to_accept_its_samples(layout):
+def test_is_the_first_to_accept_its_samples(layout, corpus):
     for path, _ in SAMPLES[layout.name]:
-        assert next(other for other in LAYOUTS if other.accepts(scan(CORPUS / path))) is layout
+        assert next(other for other in LAYOUTS if other.accepts(scan(corpus / path))) is layout
 
 
 SHARDED = sorted(path for path in (CORPUS / "transformers").glob("*sharded_*") if path.is_dir())
 
 
 @pytest.mark.parametrize("path", SHARDED, ids=lambda path: path.name)
-def test_shards_hold_what_the_truth_file_holds(path):
+def test_shards_hold_what_the_truth_file_holds(path, corpus):
     from safetensors import safe_open
 
     with safe_open(path.with_name(f"{path.name}.expected.safetensors"), "np") as truth:
         expected = {
             name: (truth.get_slice(name).get_dtype(), tuple(truth.get_slice(name).get_shape())) for name in truth.keys()
         }
-    found = open_checkpoint(path).parts[Component.MODEL].tensors
+    found = open_checkpoint(corpus / path.relative_to(CORPUS)).parts[Component.MODEL].tensors
     # safetensors stores one name of a tied pair; the truth has both.
     assert {name: (t.dtype.name, t.shape) for name, t in found.items()}.items() <= expected.items()
     assert expected.keys() - found.keys() <= {"lm_head.weight"}
