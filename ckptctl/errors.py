@@ -31,6 +31,10 @@ class CkptctlError(Exception):
         self.hint = hint
         self.kind = kind
 
+    def __str__(self) -> str:
+        """Return the message as a terminal may show it: names of files are somebody else's."""
+        return printable(self.message)
+
 
 class UsageError(CkptctlError):
     """What was asked makes no sense, such as a pattern that is no regular expression."""
@@ -131,6 +135,16 @@ def about(path: Path) -> Iterator[None]:
         if str(path) in error.message:
             raise
         raise type(error)(f"{path}: {error.message}", hint=error.hint, kind=error.kind) from None
+
+
+def printable(text: str) -> str:
+    """Return text so that a terminal shows it and does nothing else: no control, no marks that turn it round."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else _coded(char) for char in text)
+
+
+def _coded(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def counted(amount: int, noun: str) -> str:

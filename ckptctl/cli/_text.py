@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptctl.errors import printable
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -17,9 +19,7 @@ def escape(text: str, *, limit: int = _LIMIT) -> str:
     """Return text from a file so that a terminal shows it and does nothing else: no control, no bidi marks."""
     if len(text) > limit:
         text = text[: limit - 1] + "…"
-    if text.isprintable() and "\\" not in text:
-        return text
-    return "".join(_escaped(char) for char in text)
+    return printable(text.replace("\\", "\\\\"))
 
 
 def size(nbytes: int) -> str:
@@ -62,12 +62,3 @@ def _scaled(value: int, units: tuple[str, ...], space: str) -> str:
         power += 1
     digits = 2 if scaled < 9.995 and power >= 3 else 1
     return f"{scaled:,.{digits}f}{space}{units[power]}"
-
-
-def _escaped(char: str) -> str:
-    if char == "\\":
-        return "\\\\"
-    if char.isprintable():
-        return char
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from ckptctl.training.live import require_torch
 from ckptctl.training.ranks import all_ranks
 from ckptctl.training.reading import gathered, in_order
 from ckptctl.training.together import put_together
+from ckptctl.training.warned import warned
 from ckptctl.values import TensorRef, nested, with_names
 
 if TYPE_CHECKING:
@@ -147,11 +147,10 @@ def _check_shared(path: Path, before: int, now: int, contents: Contents, shared:
             f"its own, the first is {alone[0]}",
             hint=f"ckptctl consolidate {path} --only all makes one file of them, which any number of processes loads",
         )
-    warnings.warn(
+    warned(
         f"{path} was saved by {before} processes and is loaded by {now}: random states and places in the data are "
         "those of another number of ranks",
-        UserWarning,
-        stacklevel=5,
+        above=4,
     )
 
 
@@ -177,7 +176,7 @@ def latest_good(run: str | os.PathLike[str], *, verify: bool = True) -> Path:
 def _newest(run: Path, *, verify: bool) -> Path:
     found, skipped = newest_good(run, Level(quick=not verify))
     for passed in skipped:
-        warnings.warn(f"{passed.path} is passed over: {passed.why}", UserWarning, stacklevel=5)
+        warned(f"{passed.path} is passed over: {passed.why}", above=4)
     if found is None:
         raise UsageError(f"{run}: it holds no checkpoint that is whole", hint="ckptctl inspect shows what is there")
     return found
@@ -220,7 +219,7 @@ def _check_bytes(path: Path, checkpoint: Checkpoint, *, strict: bool) -> None:
         message = f"{path}: nothing is on record to compare its bytes with"
         if strict:
             raise UnsupportedError(f"{message}, and strict was asked for", hint="ckptctl verify --write makes a digest")
-        warnings.warn(message, UnverifiedWarning, stacklevel=3)
+        warned(message, UnverifiedWarning, above=2)
 
 
 def _values(checkpoint: Checkpoint, tensors: Mapping[str, Any]) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import LockedError
 from ckptctl.ops.prune import PruneReport, Pruning, Settings
 from ckptctl.retention import Policy
+from ckptctl.training.warned import warned
 
 if TYPE_CHECKING:
     import os
@@ -42,8 +42,8 @@ def prune(run: str | os.PathLike[str], policy: Policy | None = None) -> PruneRep
         for error in pruning.errors:
             if not isinstance(error, LockedError):
                 raise error
-            warnings.warn(f"nothing is deleted: {error}", UserWarning, stacklevel=2)
+            warned(f"nothing is deleted: {error}")
         report = next((pruning.apply(plan) for plan in pruning.plans), PruneReport(path=path))
     for problem in report.errors:
-        warnings.warn(f"{path}: {problem}", UserWarning, stacklevel=2)
+        warned(f"{path}: {problem}")
     return report

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
-import warnings
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import ChangedError, CkptctlError, LockedError, UnreadableError, counted
@@ -16,6 +14,7 @@ from ckptctl.storage import has_file
 from ckptctl.training.snapshot import forget
 from ckptctl.training.transfer import send
 from ckptctl.training.upload_job import Job
+from ckptctl.training.warned import warned_aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -113,7 +112,7 @@ class UploadQueue:
         except BaseException as error:  # noqa: BLE001  # nobody sends any more: whoever waits for it is told
             self._closed = True
             why = UnreadableError(f"{self.to}: {type(error).__name__}: {error}", hint="what is queued stays queued")
-            warn(f"the uploader ends: {why.message}")
+            warned_aside(f"the uploader ends: {why.message}")
             self._let_go(why)
         finally:
             self._at_end()
@@ -141,7 +140,7 @@ class UploadQueue:
         bases = () if pending.directory else stated_bases(pending.source(pending.files[0]))
         lost = [base for base in bases if not has_file(self.to / base)]
         if lost:
-            warn(f"{pending.name} cannot be read in {self.to} without {', '.join(lost)}: upload that as well")
+            warned_aside(f"{pending.name} cannot be read in {self.to} without {', '.join(lost)}: upload that as well")
 
     def _next(self) -> Job | None:
         """Return the next job that is due: anchors first, then in their order; None at the end."""
@@ -162,14 +161,16 @@ class UploadQueue:
             self._changed.notify_all()
         if job.tries & (job.tries - 1) == 0:  # the first time, the second, the fourth, …
             attempts = counted(job.tries, "attempt")
-            warn(f"{job.pending.name} is not uploaded after {attempts}: {error.message}; again in {pause:.0f} s")
+            warned_aside(
+                f"{job.pending.name} is not uploaded after {attempts}: {error.message}; again in {pause:.0f} s"
+            )
 
     def _give_up(self, job: Job, error: CkptctlError) -> None:
         with self._changed:
             job.error = error
             self._drop(job)
             self._failed.append(job)
-        warn(f"{job.pending.name} is not uploaded: {error.message}; it stays queued")
+        warned_aside(f"{job.pending.name} is not uploaded: {error.message}; it stays queued")
         job.tell(error)
 
     def _drop(self, job: Job) -> None:
@@ -181,11 +182,3 @@ class UploadQueue:
 
 def _stays(to: Path) -> CkptctlError:
     return UnreadableError(f"{to}: the uploader was closed", hint="what is queued stays queued")
-
-
-def warn(text: str) -> None:
-    """Warn from the thread that sends, which is to live on even where warnings are errors."""
-    try:
-        warnings.warn(text, UserWarning, stacklevel=2)
-    except UserWarning:
-        sys.stderr.write(f"ckptctl: {text}\n")

@@ -18,7 +18,8 @@ from ckptctl.storage import address, is_remote, is_writable, unreadable
 from ckptctl.storage.directory import Directory
 from ckptctl.training.at_exit import closed_at_exit
 from ckptctl.training.snapshot import sweep, taken
-from ckptctl.training.upload_queue import UploadQueue, warn
+from ckptctl.training.upload_queue import UploadQueue
+from ckptctl.training.warned import warned_aside
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -183,10 +184,10 @@ class Uploader:
         try:
             found = ticket_of(entry)
         except CkptctlError as error:
-            warn(f"{error.message}; what is held there is kept, and not uploaded")
+            warned_aside(f"{error.message}; what is held there is kept, and not uploaded")
             return None
         if found.to != str(self.to):
-            warn(f"{found.name} waits to be uploaded to {found.to}; an uploader to there goes on with it")
+            warned_aside(f"{found.name} waits to be uploaded to {found.to}; an uploader to there goes on with it")
             return None
         return found
 

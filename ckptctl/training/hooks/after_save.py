@@ -13,8 +13,8 @@ from ckptctl.ops.verify.report import Judgement
 from ckptctl.storage import unreadable
 from ckptctl.training.ranks import all_ranks
 from ckptctl.training.retain import prune
-from ckptctl.training.upload_queue import warn
 from ckptctl.training.uploader import Uploader
+from ckptctl.training.warned import warned_aside
 
 if TYPE_CHECKING:
     import os
@@ -92,7 +92,7 @@ class AfterSave:
                 raise
             hint = f" ({error.hint})" if isinstance(error, CkptctlError) and error.hint else ""
             said = error.message if isinstance(error, CkptctlError) else f"{type(error).__name__}: {error}"
-            warn(f"after the save of {path}: {said}{hint}")
+            warned_aside(f"after the save of {path}: {said}{hint}")
 
     def close(self) -> None:
         """Wait for the uploads, on the process that has them.
@@ -119,7 +119,7 @@ class AfterSave:
         except CkptctlError as error:
             if self.strict:
                 raise
-            warn(error.message)
+            warned_aside(error.message)
 
     def __enter__(self) -> AfterSave:  # noqa: PYI034  # Self came with Python 3.11
         return self

@@ -1,0 +1,37 @@
+"""What a training is told goes to a terminal: names of files do nothing there."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from ckptctl import load
+from ckptctl.errors import CkptctlError, UnreadableError
+from ckptctl.training.warned import warned, warned_aside
+
+BAD = "run\x1b[2J\u202e.pt"
+GOOD = "run\\x1b[2J\\u202e.pt"
+
+
+def test_names_in_warnings_and_errors_are_escaped(tmp_path):
+    with pytest.warns(UserWarning) as seen:
+        warned(BAD)
+    assert str(seen[0].message) == GOOD
+    assert seen[0].filename == pytest.__file__ or "pytest" in seen[0].filename  # whoever called this test
+    error = UnreadableError(f"{BAD}: no such file")
+    assert (str(error), error.message) == (f"{GOOD}: no such file", f"{BAD}: no such file")
+    torch.save({"w": torch.ones(2)}, tmp_path / BAD)
+    with pytest.warns(UserWarning, match=r"\\x1b\[2J\\u202e"):
+        load(tmp_path / BAD)
+    with pytest.raises(CkptctlError) as caught:
+        load(tmp_path / f"{BAD}x")
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_thread_lives_on_where_warnings_are_errors(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warned_aside(BAD)
+    assert capsys.readouterr().err == f"ckptctl: {GOOD}\n"
