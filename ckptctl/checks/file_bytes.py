@@ -6,13 +6,14 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ckptctl.model import Aspect, Finding, Severity
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from ckptctl.checks.digests import Recorded
     from ckptctl.formats import Checksum
-    from ckptctl.model import Finding
     from ckptctl.storage import StoredFile
 
 Place = tuple[int, int, str]
@@ -69,3 +70,11 @@ class BytesReport:
     records: int
     nbytes: int
     unverified: tuple[str, ...] = ()
+
+
+def finding_of(one: FileBytes, slug: str, message: str) -> Finding:
+    """Return a finding about the bytes of a file."""
+    return Finding(
+        aspect=Aspect.BYTES, severity=Severity.ERROR, slug=slug, where=one.path.name,
+        message=message.removeprefix(f"{one.path}: "),
+    )  # fmt: skip

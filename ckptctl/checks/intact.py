@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.digests import SUMS, OnRecord, Recorded
-from ckptctl.checks.file_bytes import BytesReport, FileBytes, Outcome, Place
-from ckptctl.errors import CkptctlError, CorruptError, counted
-from ckptctl.formats import Checksum, Deflated, checksums_of
+from ckptctl.checks.file_bytes import BytesReport, FileBytes, Outcome, Place, finding_of
+from ckptctl.checks.records import compare_records, parted
+from ckptctl.errors import CkptctlError, CorruptError
+from ckptctl.formats import Checksum, checksums_of
 from ckptctl.formats import read as read_contents
-from ckptctl.model import Aspect, Checkpoint, Encoding, Finding, Severity
+from ckptctl.model import Checkpoint, Encoding, Severity
 from ckptctl.storage import ByteRange, StoredFile, open_file
 
 if TYPE_CHECKING:
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from ckptctl.model import Contents
 
 _BLOCK = 1 << 20
-_WORTH = 64 << 20
-"""Bytes of records that are worth a thread of their own."""
-_SHOWN = 3
 Progress = Callable[[int], None]
 
 
@@ -104,21 +100,12 @@ def _read(files: Sequence[FileBytes], *, digest_all: bool, progress: Progress, w
     for number, one in enumerate(files):
         if one.recorded or digest_all:
             jobs.append((number, partial(_digest, one, progress)))
-        jobs += [(number, partial(_crc, one, part, progress)) for part in _parted(one.checksums, workers)]
+        jobs += [(number, partial(compare_records, one, part, progress)) for part in parted(one.checksums, workers)]
     counts = [0] * len(files)
     with ThreadPoolExecutor(workers) as pool:
         for (number, _), count in zip(jobs, pool.map(lambda job: job[1](), jobs), strict=True):
             counts[number] += count
     return counts
-
-
-def _parted(checksums: Sequence[Checksum], most: int) -> list[Sequence[Checksum]]:
-    """Cut the records of a file into runs of about the same length, for several threads if it is worth it."""
-    total = sum(one.range.length for one in checksums)
-    count = max(min(most, total // _WORTH), 1)
-    sums = list(accumulate(one.range.length for one in checksums))
-    cuts = [0, *(bisect_right(sums, total * n // count) for n in range(1, count)), len(checksums)]
-    return [checksums[start:end] for start, end in pairwise(cuts) if end > start]
 
 
 def _places(checkpoint: Checkpoint) -> tuple[dict[int, list[Place]], dict[int, dict[int, ByteRange]]]:
@@ -164,7 +151,7 @@ def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
             found[path] = FileBytes(path=path, nbytes=path.stat().st_size, recorded=records.of(path))
         elif path not in found:
             gone = found[path] = FileBytes(path=path, nbytes=0)
-            gone.findings.append(_finding(gone, "missing-file", f"{path.name} is missing, though {SUMS} lists it"))
+            gone.findings.append(finding_of(gone, "missing-file", f"{path.name} is missing, though {SUMS} lists it"))
     return list(found.values())
 
 
@@ -183,7 +170,7 @@ def _of_items(one: FileBytes, items: Iterable[ByteRange]) -> tuple[Checksum, ...
         try:
             found += checksums_of(read_contents(place))
         except CkptctlError as error:  # noqa: PERF203  # a damaged item does not hide the rest
-            one.findings.append(_finding(one, error.slug, f"at byte {place.offset}: {error.message}"))
+            one.findings.append(finding_of(one, error.slug, f"at byte {place.offset}: {error.message}"))
     return tuple(found)
 
 
@@ -215,66 +202,10 @@ def _digest(one: FileBytes, progress: Progress) -> int:
         file.release()
         file.check_in_place()
     except CkptctlError as error:
-        one.findings.append(_finding(one, error.slug, error.message))
+        one.findings.append(finding_of(one, error.slug, error.message))
         return 0
     one.digest = digest.hexdigest()
     return at
-
-
-def _crc(one: FileBytes, checksums: Sequence[Checksum], progress: Progress) -> int:
-    """Compare the CRC-32 of some records."""
-    buffer, total = memoryview(bytearray(_BLOCK)), 0
-    try:
-        file = one.file.again() if one.file else open_file(one.path)
-        for recorded in checksums:
-            look = _wrong if recorded.unpacked is None else _wrong_inside
-            wrong = look(file, recorded, buffer, progress)
-            total += recorded.range.length
-            if wrong:
-                what = f"record {recorded.what} {wrong}"
-                one.findings.append(_finding(one, "bad-crc", f"{what}{_damaged(recorded, one)}"))
-        file.release()
-        file.check_in_place()
-    except CkptctlError as error:
-        one.findings.append(_finding(one, error.slug, error.message))
-    return total
-
-
-def _wrong(file: StoredFile, recorded: Checksum, buffer: memoryview, progress: Progress) -> str:
-    """Say what is wrong with a record by its CRC-32, if anything is."""
-    at, end, crc = recorded.range.offset, recorded.range.offset + recorded.range.length, 0
-    while at < end and (count := file.pread_into(buffer[: min(_BLOCK, end - at)], at)):
-        progress(count)
-        at += count
-        crc = zlib.crc32(buffer[:count], crc)
-    return "" if crc == recorded.crc else f"reads CRC {crc:08x}, recorded {recorded.crc:08x}"
-
-
-def _wrong_inside(file: StoredFile, recorded: Checksum, buffer: memoryview, progress: Progress) -> str:
-    """The same of a record that is packed, which is unpacked to its end."""
-    size, done = recorded.unpacked or 0, 0
-    place = replace(recorded.range, file=file)
-    packed = Deflated(place, size, recorded.crc, "")
-    try:
-        for at in range(0, max(size, 1), len(buffer)):
-            packed.read(at, min(len(buffer), size - at))
-            progress(max(packed.consumed - done, 0))
-            done = max(packed.consumed, done)
-    except CorruptError as error:
-        return error.message.strip()
-    progress(place.length - done)
-    return ""
-
-
-def _damaged(recorded: Checksum, one: FileBytes) -> str:
-    """Name the tensors that lie in a damaged record."""
-    first, last = recorded.range.offset, recorded.range.offset + recorded.range.length
-    hurt = list(dict.fromkeys(name for start, end, name in one.places if start < last and end > first))
-    if not hurt:
-        return ""
-    more = f" and {len(hurt) - _SHOWN} more" if len(hurt) > _SHOWN else ""
-    count = len({name for _, _, name in one.places})
-    return f": damaged: {', '.join(hurt[:_SHOWN])}{more} ({len(hurt)} of {counted(count, 'tensor')})"
 
 
 def _compare(one: FileBytes, digests: Mapping[str, str]) -> None:
@@ -282,7 +213,7 @@ def _compare(one: FileBytes, digests: Mapping[str, str]) -> None:
     for recorded in one.recorded:
         if not recorded.digest:
             what = f"{recorded.source.name} holds no digest, or cannot be read"
-            one.notes.append(replace(_finding(one, "no-digest", what), severity=Severity.WARNING))
+            one.notes.append(replace(finding_of(one, "no-digest", what), severity=Severity.WARNING))
         if not one.digest or not recorded.digest or recorded.digest == one.digest:
             continue
         others = [name for name in recorded.shared if name != one.path.name]
@@ -290,7 +221,7 @@ def _compare(one: FileBytes, digests: Mapping[str, str]) -> None:
             continue  # the sidecar is of a file that has the same stem
         what = f"sha256 is {_short(one.digest)}, {recorded.source.name} says {_short(recorded.digest)}"
         why = "the file was changed after its digest was made, or it is damaged"
-        one.findings.append(_finding(one, "digest-mismatch", f"{what}: {why}"))
+        one.findings.append(finding_of(one, "digest-mismatch", f"{what}: {why}"))
 
 
 def _digest_of(path: Path, digests: Mapping[str, str]) -> str:
@@ -303,10 +234,3 @@ def _digest_of(path: Path, digests: Mapping[str, str]) -> str:
 
 def _short(digest: str) -> str:
     return f"{digest[:8]}…{digest[-8:]}"
-
-
-def _finding(one: FileBytes, slug: str, message: str) -> Finding:
-    return Finding(
-        aspect=Aspect.BYTES, severity=Severity.ERROR, slug=slug, where=one.path.name,
-        message=message.removeprefix(f"{one.path}: "),
-    )  # fmt: skip

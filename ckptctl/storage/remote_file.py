@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ckptctl.errors import ChangedError, UnreadableError
 from ckptctl.storage.byterange import StoredFile
 from ckptctl.storage.daemons import Daemons
+from ckptctl.storage.held import held
 from ckptctl.storage.stores import asked, note_version, tag_of, transferred
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ requests under way, one more costs no more time than these bytes."""
 _WORKERS = 192
 """Threads for that: of many small requests so many are under way."""
 _AT_ONCE = 16 << 20
-_HELD = 128 << 20
-"""So many bytes of objects that are read straight through are held; beyond, what was read least of late is let go."""
 pool = Daemons(_WORKERS, "ckptctl-store")
 """Threads that ask stores."""
 
@@ -61,40 +60,6 @@ class _Reader:
             if one := self.under_way.pop(at, None):
                 one.cancel()
         self.straight = 0
-
-
-class _Held:
-    """Which objects hold on to bytes that were read straight through, the one that was read last at the end."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[int, tuple[RemoteFile, int]] = {}
-        self._lock = threading.Lock()
-        self._nbytes = 0
-
-    def note(self, file: RemoteFile, nbytes: int) -> None:
-        """Take note that an object holds so many bytes now; have others let go if it is too much."""
-        going = []
-        with self._lock:
-            self._take(file)
-            self._sizes[id(file)] = file, nbytes
-            self._nbytes += nbytes
-            while self._nbytes > _HELD and len(self._sizes) > 1:
-                going.append(next(iter(self._sizes.values()))[0])
-                self._take(going[-1])
-        for one in going:
-            one.release()
-
-    def drop(self, file: RemoteFile) -> None:
-        """Take note that an object holds nothing any more."""
-        with self._lock:
-            self._take(file)
-
-    def _take(self, file: RemoteFile) -> None:
-        _, nbytes = self._sizes.pop(id(file), (file, 0))
-        self._nbytes -= nbytes
-
-
-_held = _Held()
 
 
 class RemoteFile(StoredFile):
@@ -189,7 +154,7 @@ class RemoteFile(StoredFile):
             self._starts, self._expected, self._head = [], [], memoryview(b"")
         for reader in readers:
             reader.leave()
-        _held.drop(self)
+        held.drop(self)
 
     def _has(self, offset: int, length: int) -> bool:
         known = self._known(offset, length)
@@ -240,7 +205,7 @@ class RemoteFile(StoredFile):
         except CancelledError:  # it was let go in favour of others
             data = self._ask(offset, min(offset + _STEP, end))
         reader.parts = [(offset, data)]
-        _held.note(self, (1 + _AHEAD) * _STEP + len(self._head))
+        held.note(self, (1 + _AHEAD) * _STEP + len(self._head))
         return offset, data
 
     def _ask(self, start: int, end: int) -> memoryview:

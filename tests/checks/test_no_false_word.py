@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckptctl.checks import intact
+from ckptctl.checks import records
 from ckptctl.checks.digests import sums_of
 from ckptctl.formats import checksums_of
 from ckptctl.layouts import open_checkpoint
@@ -164,12 +164,12 @@ def test_a_large_chunk_of_one_number_is_not_read_for_the_step(tmp_path):
 
 
 def test_the_records_of_a_large_file_are_compared_by_several_threads(ckptctl, tmp_path, monkeypatch):
-    monkeypatch.setattr(intact, "_WORTH", 1000)
+    monkeypatch.setattr(records, "_WORTH", 1000)
     torch.save({f"w{number}": torch.zeros(number * 7 % 400) for number in range(60)}, tmp_path / "m.pt")
     (contents,) = open_checkpoint(tmp_path / "m.pt").files
     every = checksums_of(contents)
     for most in (1, 2, 3, 8, 64):
-        parts = intact._parted(every, most)
+        parts = records.parted(every, most)
         assert [one for part in parts for one in part] == list(every)
         assert 1 <= len(parts) <= most
     said = {ckptctl("verify", tmp_path / "m.pt", "--workers", workers).out for workers in (1, 2, 16)}

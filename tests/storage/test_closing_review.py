@@ -20,6 +20,7 @@ from ckptctl.ops.consolidate import consolidate
 from ckptctl.ops.convert import Options, convert
 from ckptctl.ops.inspect import inspect
 from ckptctl.storage import address, remote_file, stores
+from ckptctl.storage import held as held_bytes
 from ckptctl.storage.remote_file import _merged
 from ckptctl.storage.stores import transferred
 from tests.storage.stores import bucket, served, start
@@ -54,7 +55,7 @@ def test_gaps_are_closed_from_the_narrowest_on_and_no_more_than_so_many_bytes_of
 
 
 def test_what_is_held_of_many_shards_does_not_grow_with_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_file, "_HELD", 64 * MB)
+    monkeypatch.setattr(held_bytes, "_MOST", 64 * MB)
     save_file({f"w{i:02}": np.full(MB, i, np.float32) for i in range(40)}, tmp_path / "x.safetensors")
     convert(tmp_path / "x.safetensors", tmp_path / "s" / "m.safetensors", options=Options(max_shard_size=5 * MB))
     store = bucket("held")
@@ -83,7 +84,7 @@ def test_what_is_held_of_many_shards_does_not_grow_with_them(tmp_path, monkeypat
 
 def test_what_was_let_go_in_favour_of_others_is_asked_for_again(tmp_path, monkeypatch):
     """Many threads, each with an object of its own, and room for one at a time."""
-    monkeypatch.setattr(remote_file, "_HELD", 1)
+    monkeypatch.setattr(held_bytes, "_MOST", 1)
     store, rng = bucket("again"), np.random.default_rng(1)
     data = [rng.bytes(9 * MB) for _ in range(6)]
     for number, raw in enumerate(data):

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
-import torch
+from safetensors.numpy import save_file
 
-from ckptctl import load
 from ckptctl.errors import CkptctlError, UnreadableError
+from ckptctl.training import load
 from ckptctl.training.warned import warned, warned_aside
 
-BAD = "run\x1b[2J\u202e.pt"
-GOOD = "run\\x1b[2J\\u202e.pt"
+BAD = "run\x1b[2J\u202e.safetensors"
+GOOD = "run\\x1b[2J\\u202e.safetensors"
 
 
 def test_names_in_warnings_and_errors_are_escaped(tmp_path):
-    with pytest.warns(UserWarning) as seen:
+    with pytest.warns(UserWarning, match="run") as seen:
         warned(BAD)
     assert str(seen[0].message) == GOOD
     assert seen[0].filename == pytest.__file__ or "pytest" in seen[0].filename  # whoever called this test
     error = UnreadableError(f"{BAD}: no such file")
     assert (str(error), error.message) == (f"{GOOD}: no such file", f"{BAD}: no such file")
-    torch.save({"w": torch.ones(2)}, tmp_path / BAD)
+    save_file({"w": np.ones(2)}, tmp_path / BAD)
     with pytest.warns(UserWarning, match=r"\\x1b\[2J\\u202e"):
         load(tmp_path / BAD)
     with pytest.raises(CkptctlError) as caught:
