@@ -70,7 +70,7 @@ def _shared_out(
             compared = compare_digests(_read_by(mine, inputs))
         done = {file.path: found for file in mine if (found := markers.taken_up(file, check=options.check))}
         todo = [file for file in mine if file.path not in done]
-        progress(sum(file.writer.nbytes for file in mine) - sum(file.writer.nbytes for file in todo))
+        progress(sum(one.nbytes for one in done.values()))
         # What has no marker any more may be part of a result that was committed meanwhile: then all is done.
         whole = is_committed(outputs) if todo or not mine else ()
         for file in todo if not whole else ():
@@ -82,13 +82,12 @@ def _shared_out(
             files = whole or markers.all(progress, mine)
             _commit(outputs, markers)
         else:
-            files = tuple(one for one in whole if one.path in {file.path for file in mine}) or tuple(done.values())
+            files = tuple({one.path: one for one in whole}.get(file.path) or done[file.path] for file in mine)
             markers.tidy(committed=bool(whole))
     except BaseException as error:
         markers.fail(share, error)
         raise
-    seconds = time.monotonic() - start
-    verified = sum(markers.verified.values())
+    seconds, verified = time.monotonic() - start, sum(markers.verified.values())
     return Outcome(files=files, seconds=seconds, verified=verified, overflows=overflows, compared=compared)
 
 

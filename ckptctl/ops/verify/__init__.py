@@ -52,8 +52,7 @@ def verify(
     looked = look(where, names=names)
     shown = where / names[0] if names else where
     if looked.checkpoint is None:
-        if asked.share:
-            _gathering(shown, asked.share).fail(looked.findings[0].message)
+        _tell(shown, asked.share, looked)
         return VerifyReport(path=shown, judgement=judged(looked.findings, seen=looked.seen), findings=looked.findings)
     report = _described(shown, looked)
     findings = list(looked.findings)
@@ -93,6 +92,12 @@ def _bytes(
         workers=asked.workers,
         progress=progress,
     )
+
+
+def _tell(path: Path, share: Share | None, looked: Looked) -> None:
+    """Tell the first worker of several that this one could not look."""
+    if share:
+        _gathering(path, share).fail(looked.findings[0].message)
 
 
 def _gathering(path: Path, share: Share) -> Gathering:
