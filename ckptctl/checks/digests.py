@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptctl.checks.digest_lines import MAX_SUMS, lines_of
 from ckptctl.errors import CkptctlError
 from ckptctl.layouts.saved_ranks import MANIFEST, manifest_of
 from ckptctl.model.endings import ENDINGS
-from ckptctl.storage import StoredFile, has_file, names_beside, open_file, stated_digest
+from ckptctl.storage import StoredFile, has_file, names_beside, stated_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from ckptctl.model import Checkpoint
 
 SUMS = "SHA256SUMS"
-_SUFFIX = ".sha256"
-_MAX_SIDECAR, _MAX_SUMS = 1 << 20, 64 << 20
-_COREUTILS = re.compile(r"(\\?)([0-9a-fA-F]{64})(?:[ \t]+\*?(.+))?")
-_BSD = re.compile(r"SHA(?:2-)?256 ?\((.+)\) ?= ?([0-9a-fA-F]{64})")
-_PREFIXED = re.compile(r"sha256:([0-9a-fA-F]{64})")
+SUFFIX = ".sha256"
+_MAX_SIDECAR = 1 << 20
 _STORE = "the store's own listing"
 _ABOVE = 3
 """So many directories above that of a file may have a list of digests that names it."""
-_ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +47,9 @@ def recorded_for(path: Path, names: Iterable[str], sums: dict[str, str]) -> tupl
     """
     there = frozenset(names)
     found: list[Recorded] = []
-    if path.name + _SUFFIX in there:
-        found.append(Recorded(digest=_only(path.with_name(path.name + _SUFFIX), path.name), source=_beside(path)))
-    elif path.suffix and path.stem + _SUFFIX in there:
+    if path.name + SUFFIX in there:
+        found.append(Recorded(digest=_only(path.with_name(path.name + SUFFIX), path.name), source=_beside(path)))
+    elif path.suffix and path.stem + SUFFIX in there:
         bare = _bare(path, there)
         found += [bare] if bare else []
     if path.name in sums:
@@ -67,7 +63,7 @@ def sums_of(directory: Path, names: Iterable[str]) -> dict[str, str]:
     with contextlib.suppress(CkptctlError):  # then there is no digest on record
         manifest = manifest_of(directory, names)
         found |= {name: one.sha256 for name, one in manifest.files.items()} if manifest else {}
-    listed = [(name, digest) for digest, name in _lines(directory / SUMS, _MAX_SUMS)] if SUMS in names else []
+    listed = [(name, digest) for digest, name in lines_of(directory / SUMS, MAX_SUMS)] if SUMS in names else []
     found |= {name.removeprefix("./"): digest for name, digest in listed if not name.startswith("/")}
     found |= _by_whole_paths(directory, {name: digest for name, digest in listed if name.startswith("/")})
     found.pop("", None)
@@ -97,19 +93,19 @@ def recorded_digest(checkpoint: Checkpoint) -> str:
     file = checkpoint.files[0].range.file if len(checkpoint.files) == 1 else None
     if not isinstance(file, StoredFile):
         return ""
-    names = names_beside(file.path, (f"{file.path.name}{_SUFFIX}",))
+    names = names_beside(file.path, (f"{file.path.name}{SUFFIX}",))
     found = recorded_for(file.path, names, sums_of(file.path.parent, names))
     return next((one.digest.lower() for one in found if one.digest and not one.shared), "")
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(path.name + _SUFFIX)
+    return path.with_name(path.name + SUFFIX)
 
 
 def _bare(path: Path, there: frozenset[str]) -> Recorded | None:
     """``model.sha256`` beside ``model.pt``: it is of the file that it names, or of the only one with that stem."""
-    source = path.with_name(path.stem + _SUFFIX)
-    lines = list(_lines(source, _MAX_SIDECAR))
+    source = path.with_name(path.stem + SUFFIX)
+    lines = list(lines_of(source, _MAX_SIDECAR))
     by_name = {Path(name).name: digest for digest, name in lines if name}
     if path.name in by_name:
         return Recorded(digest=by_name[path.name], source=source)
@@ -121,49 +117,8 @@ def _bare(path: Path, there: frozenset[str]) -> Recorded | None:
 
 def _only(source: Path, name: str) -> str:
     """Return the digest in a sidecar of one file: of the line that names it, or else of the first."""
-    lines = list(_lines(source, _MAX_SIDECAR))
+    lines = list(lines_of(source, _MAX_SIDECAR))
     return next((digest for digest, said in lines if Path(said).name == name), lines[0][0] if lines else "")
-
-
-def _lines(source: Path, most: int) -> Iterator[tuple[str, str]]:
-    """Yield digest and name (which may be empty) of each line that has the form of one."""
-    try:
-        file = open_file(source)
-        raw = file.range().read() if file.size <= most else b""
-        file.release()
-    except CkptctlError:
-        return  # it cannot be read: then there is no digest on record
-    for line in raw.decode("utf-8", "surrogateescape").splitlines():
-        found = _parsed(line.strip("\r\n\0\ufeff "))
-        if found:
-            yield found
-
-
-def _parsed(text: str) -> tuple[str, str] | None:
-    """Return digest and name of one line; None if it has none of the known forms."""
-    found, bsd, prefixed = _COREUTILS.fullmatch(text), _BSD.fullmatch(text), _PREFIXED.fullmatch(text)
-    if found:
-        name = found[3] or ""
-        return found[2].lower(), _unescaped(name) if found[1] else name
-    if bsd:
-        return bsd[2].lower(), bsd[1]
-    return (prefixed[1].lower(), "") if prefixed else None
-
-
-def is_readable(source: Path) -> bool:
-    """Whether every line of a list of digests is understood, so that it may be written anew without a loss."""
-    try:
-        file = open_file(source)
-        text = file.range().read().decode("utf-8", "surrogateescape") if file.size <= _MAX_SUMS else "too long"
-        file.release()
-    except CkptctlError:
-        return False
-    lines = [line.strip("\r\n\0\ufeff ") for line in text.splitlines()]
-    return all(_parsed(line) for line in lines if line)
-
-
-def _unescaped(name: str) -> str:
-    return re.sub(r"\\[\\nr]", lambda match: _ESCAPES[match[0]], name)
 
 
 class OnRecord:
@@ -179,7 +134,7 @@ class OnRecord:
     def of(self, path: Path) -> tuple[Recorded, ...]:
         """Return what is on record of a file."""
         names, sums = self._listing(path.parent)
-        found = recorded_for(path, names or names_beside(path, (f"{path.name}{_SUFFIX}",)), sums)
+        found = recorded_for(path, names or names_beside(path, (f"{path.name}{SUFFIX}",)), sums)
         stated = stated_digest(path)
         if stated:
             found += (Recorded(digest=stated, source=path.with_name(_STORE)),)
@@ -209,32 +164,3 @@ class OnRecord:
                 names = []
             self._listings[directory] = names, sums_of(directory, names)
         return self._listings[directory]
-
-
-def stale_digests(path: Path) -> tuple[Path, ...]:
-    """Return the digests of a checkpoint on disk that were made no later than a file that they are of was last changed.
-
-    A sidecar is of one file; a list is stale as a whole if one of its files is newer.
-    """
-    found: dict[Path, None] = {}
-    for file in _files_of(path):
-        lists = [above / SUMS for above in file.parents if above.is_relative_to(path)]
-        for digest in (
-            file.with_name(f"{file.name}{_SUFFIX}"),
-            *([file.with_suffix(_SUFFIX)] if file.suffix in ENDINGS else []),
-            *lists,
-        ):
-            if digest.is_file() and digest.stat().st_mtime_ns <= file.stat().st_mtime_ns:
-                found[digest] = None
-    return tuple(found)
-
-
-def signature(path: Path) -> tuple[object, ...]:
-    """Return what tells the files of a checkpoint from others of the same names, whatever the clock says."""
-    every = ((one.name, one.stat()) for one in sorted(_files_of(path)))
-    return tuple((name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns) for name, found in every)
-
-
-def _files_of(path: Path) -> list[Path]:
-    every = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path] if path.exists() else []
-    return [one for one in every if one.name != SUMS and one.suffix != _SUFFIX]

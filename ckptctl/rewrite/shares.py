@@ -7,25 +7,22 @@ finished files for the next attempt.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.intact import compare_digests
-from ckptctl.errors import CkptctlError, ExistsError, UsageError
-from ckptctl.rewrite.carry_out import Outcome, Written, carry_out
-from ckptctl.rewrite.markers import Markers, directory_of, note_failure
+from ckptctl.errors import ExistsError, UsageError
+from ckptctl.rewrite.carry_out import Outcome, carry_out
+from ckptctl.rewrite.committed import commit, is_committed
+from ckptctl.rewrite.markers import Markers
 from ckptctl.rewrite.outputs import Outputs
 from ckptctl.rewrite.targets import check_outputs
-from ckptctl.storage import has_file, is_remote, open_file
-from ckptctl.storage.atomic import flush_directory, remove, write_small
-from ckptctl.storage.digest import sidecar_of
+from ckptctl.storage import has_file, is_remote
 from ckptctl.storage.share import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
     from ckptctl.model import Contents
     from ckptctl.rewrite.options import Options
@@ -80,7 +77,7 @@ def _shared_out(
             done[file.path] = markers.finish(made.files[0], made.verified)
         if share.index == 0:
             files = whole or markers.all(progress, mine)
-            _commit(outputs, markers)
+            commit(outputs, markers)
         else:
             files = tuple({one.path: one for one in whole}.get(file.path) or done[file.path] for file in mine)
             markers.tidy(committed=bool(whole))
@@ -89,37 +86,6 @@ def _shared_out(
         raise
     seconds, verified = time.monotonic() - start, sum(markers.verified.values())
     return Outcome(files=files, seconds=seconds, verified=verified, overflows=overflows, compared=compared)
-
-
-def is_committed(outputs: Outputs) -> tuple[Written, ...]:
-    """Return the files of a result whose index is there and says just what was planned; none otherwise."""
-    index, text = outputs.index, outputs.index_text.encode()
-    if not index or not has_file(index):
-        return ()
-    file = open_file(index)
-    if file.size != len(text) or file.range().read() != text:
-        return ()
-    found: list[Written] = []
-    for one in outputs.files:
-        if not has_file(one.path) or open_file(one.path).size != one.writer.nbytes:
-            return ()
-        sidecar = sidecar_of(one.path)
-        digest = (
-            open_file(sidecar).range().read().lstrip(b"\\")[:64].decode("ascii", "replace") if has_file(sidecar) else ""
-        )
-        found.append(Written(path=one.path, nbytes=one.writer.nbytes, sha256=digest))
-    return tuple(found)
-
-
-@contextlib.contextmanager
-def telling(target: Path, share: Share | None) -> Iterator[None]:
-    """Tell the first worker of several if this one cannot even plan its part of what is written to a target."""
-    try:
-        yield
-    except CkptctlError as error:
-        if share and share.index:
-            note_failure(directory_of(target), share.index, error)
-        raise
 
 
 def _read_by(files: tuple[OutputFile, ...], inputs: tuple[Contents, ...]) -> tuple[Contents, ...]:
@@ -178,12 +144,3 @@ def _check_shared(outputs: Outputs, inputs: tuple[Contents, ...], options: Optio
             raise ExistsError(f"{file.path}: exists already, and no attempt at this result has written it", hint=hint)
     if outputs.index and has_file(outputs.index) and not (options.resume and is_committed(outputs)):
         raise ExistsError(f"{outputs.index}: exists already", hint=hint)
-
-
-def _commit(outputs: Outputs, markers: Markers) -> None:
-    """Write the index, from which on the result is there; and clear the markers away."""
-    if outputs.index and not is_committed(outputs):
-        remove(outputs.index)
-        write_small(outputs.index, outputs.index_text.encode(), create=True)
-        flush_directory(outputs.index.parent)
-    markers.clear()

@@ -10,13 +10,14 @@ from ckptctl.model import Component
 from ckptctl.ops.consolidate.beside import Copied, copy_files, files_to_copy
 from ckptctl.ops.consolidate.doubts import absent_names, check, doubts, ignored, ranks_of
 from ckptctl.ops.consolidate.source import keeps_its_form, source_of, without_tensors
+from ckptctl.rewrite.committed import telling
 from ckptctl.rewrite.cuts import Cuts
 from ckptctl.rewrite.joining import joined
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, TORCH_SUFFIXES, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
-from ckptctl.rewrite.shares import checked, telling, written_out
+from ckptctl.rewrite.shares import checked, written_out
 from ckptctl.runs import open_one
 from ckptctl.storage import address
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CkptctlError, UsageError, about
 from ckptctl.ops.convert.sources import find_sources
 from ckptctl.ops.convert.targets import shard_names, target_of
+from ckptctl.rewrite.committed import telling
 from ckptctl.rewrite.markers import directory_of, note_failure
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
 from ckptctl.rewrite.report import RewriteReport, described
-from ckptctl.rewrite.shares import checked, telling, written_out
+from ckptctl.rewrite.shares import checked, written_out
 from ckptctl.storage import address
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.digests import SUMS, is_readable, recorded_for, sums_of
+from ckptctl.checks.digest_lines import is_readable
+from ckptctl.checks.digests import SUMS, recorded_for, sums_of
 from ckptctl.model import Aspect, Finding, Severity
 from ckptctl.ops.verify.report import Judgement
 from ckptctl.storage import is_there, open_file

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.digests import SUMS, signature, stale_digests
+from ckptctl.checks.digests import SUMS
+from ckptctl.checks.stale import signature, stale_digests
 from ckptctl.errors import CkptctlError, CorruptError
 from ckptctl.model import Severity
 from ckptctl.ops.verify import Level, verify

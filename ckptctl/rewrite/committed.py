@@ -1,0 +1,60 @@
+"""When a result of several workers is there: its index says so, which the first of them writes last."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from ckptctl.errors import CkptctlError
+from ckptctl.rewrite.carry_out import Written
+from ckptctl.rewrite.markers import Markers, directory_of, note_failure
+from ckptctl.storage import has_file, open_file
+from ckptctl.storage.atomic import flush_directory, remove, write_small
+from ckptctl.storage.digest import sidecar_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ckptctl.rewrite.outputs import Outputs
+    from ckptctl.storage.share import Share
+
+
+def is_committed(outputs: Outputs) -> tuple[Written, ...]:
+    """Return the files of a result whose index is there and says just what was planned; none otherwise."""
+    index, text = outputs.index, outputs.index_text.encode()
+    if not index or not has_file(index):
+        return ()
+    file = open_file(index)
+    if file.size != len(text) or file.range().read() != text:
+        return ()
+    found: list[Written] = []
+    for one in outputs.files:
+        if not has_file(one.path) or open_file(one.path).size != one.writer.nbytes:
+            return ()
+        sidecar = sidecar_of(one.path)
+        digest = (
+            open_file(sidecar).range().read().lstrip(b"\\")[:64].decode("ascii", "replace") if has_file(sidecar) else ""
+        )
+        found.append(Written(path=one.path, nbytes=one.writer.nbytes, sha256=digest))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def telling(target: Path, share: Share | None) -> Iterator[None]:
+    """Tell the first worker of several if this one cannot even plan its part of what is written to a target."""
+    try:
+        yield
+    except CkptctlError as error:
+        if share and share.index:
+            note_failure(directory_of(target), share.index, error)
+        raise
+
+
+def commit(outputs: Outputs, markers: Markers) -> None:
+    """Write the index, from which on the result is there; and clear the markers away."""
+    if outputs.index and not is_committed(outputs):
+        remove(outputs.index)
+        write_small(outputs.index, outputs.index_text.encode(), create=True)
+        flush_directory(outputs.index.parent)
+    markers.clear()
