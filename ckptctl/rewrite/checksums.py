@@ -27,11 +27,14 @@ class Checksums:
         self._records: dict[int, list[Checksum]] = {}
         self._starts: dict[int, list[int]] = {}
         self._seen: set[tuple[int, int]] = set()
+        self._packed: set[tuple[int, int]] = set()
         self.verified = 0
         self._lock = threading.Lock()
         for contents in files:
-            stored = [one for one in checksums_of(contents) if one.unpacked is None]
-            found = sorted(stored, key=lambda one: one.range.offset)
+            every = checksums_of(contents)
+            found = sorted((one for one in every if one.unpacked is None), key=lambda one: one.range.offset)
+            number = id(contents.range.file)
+            self._packed |= {(number, one.range.offset) for one in every if one.unpacked is not None}
             self._records[id(contents.range.file)] = found
             self._starts[id(contents.range.file)] = [one.range.offset for one in found]
             # Whoever described the file has compared the one of its pickle.
@@ -70,6 +73,15 @@ class Checksums:
             for start in range(0, found.range.length, _CHUNK):
                 crc = zlib.crc32(found.range.read(start, min(_CHUNK, found.range.length - start)), crc)
             self.compare(found, crc, sharing)
+
+    def unpacked(self, tensor: TensorInfo) -> None:
+        """Count the packed records that a tensor was read from: who unpacks to the end compares the checksum."""
+        with self._lock:
+            for piece in (*tensor.pieces, *(piece for part in tensor.parts for piece in part.pieces)):
+                place = id(piece.range.file), piece.range.offset
+                if piece.unpack and place in self._packed:
+                    self._packed.discard(place)
+                    self.verified += 1
 
     def learn(self, tensor: TensorInfo) -> None:
         """Take in what the whole files record in which a tensor's pieces lie, as in a distributed save."""

@@ -45,6 +45,8 @@ class Pouring:
             if self._checksums:
                 self._checksums.check_around(opened(item.source), self._sharing)
             self._worked_out(name, item, pump, crc)
+            if self._checksums:
+                self._checksums.unpacked(item.source)
             return
         for index, place in enumerate(places):
             self._copied(place, pump, crc, fresh=not index)

@@ -350,3 +350,9 @@ def test_is_converted_and_compared_bit_for_bit(name, tmp_path, ckptctl):
     assert ckptctl("convert", FILES / name, "-o", out).status == 0
     assert ckptctl("diff", FILES / name, out).status == 0
     assert ckptctl("diff", out, FILES / "arrays.expected.safetensors").status == 0
+
+
+def test_conversion_counts_the_checksums_that_unpacking_compares(tmp_path, ckptctl):
+    path = saved(tmp_path / "x.npz", save=np.savez_compressed, a=np.ones((3, 4)), b=np.asfortranarray(np.ones((5, 6))))
+    done = ckptctl("convert", path, "-o", tmp_path / "x.safetensors")
+    assert (done.status, "bytes checked against 2 recorded CRCs" in " ".join(done.out.split())) == (0, True), done.out
