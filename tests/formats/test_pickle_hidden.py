@@ -14,16 +14,7 @@ import torch
 from ckptctl.errors import CkptctlError
 from ckptctl.formats import read
 from ckptctl.storage import LocalFile
-
-
-class Made:
-    """Pickled as the call of a function, and what is then done to the result."""
-
-    def __init__(self, *reduced):
-        self.reduced = reduced
-
-    def __reduce__(self):
-        return self.reduced
+from tests.trials.pickles import Made
 
 
 class Thing:
