@@ -10,9 +10,11 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ckptctl.errors import CkptctlError
 from ckptctl.formats import read
+from ckptctl.model import Level
 from ckptctl.storage import LocalFile
 from tests.trials.pickles import Made
 
@@ -179,3 +181,51 @@ def test_items_and_pairs_of_one_object_are_both_described(tmp_path):
     assert shapes(found) == [(3,), (4,)]
     assert found.values.items[0] == 1
     assert found.values.items[2] == {"k": found.values.items[2]["k"]}
+
+
+class ModuleOrderedDict(collections.OrderedDict):
+    """As DeepSpeed has one: it knows the module that it is of."""
+
+    def __init__(self, owner=None, **items):
+        super().__init__(**items)
+        self.owner = owner
+
+    def __reduce__(self):
+        return ModuleOrderedDict, (self.owner,), None, None, iter(self.items())
+
+
+class Hooked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+        self._again = [self.inner.weight, self.inner]
+        self.register_forward_hook(self.seen)
+
+    def seen(self, *_):
+        """A hook that is bound to the module itself."""
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.nn.LSTM(3, 2), lambda: torch.nn.GRU(3, 2, 2), Hooked, lambda: torch.nn.Sequential(Hooked())]
+)
+def test_what_a_module_keeps_twice_is_listed_under_the_names_of_its_state_dict(make, tmp_path, ckptctl):
+    module = make()
+    found = saved(tmp_path / "m.pt", module)
+    assert list(found.tensors) == list(module.state_dict())
+    assert not [one for one in found.findings if one.slug == "left-out"]
+    if not any(use.level is Level.DANGEROUS for use in found.globals):  # as what binds a hook is
+        assert ckptctl("convert", tmp_path / "m.pt", "-o", tmp_path / "m.safetensors").status == 0
+        module.load_state_dict(load_file(tmp_path / "m.safetensors"))
+    torch.save(module.state_dict(), tmp_path / "s.pt")
+    assert ckptctl("diff", tmp_path / "m.pt", tmp_path / "s.pt").status == 0
+
+
+def test_modules_with_ordered_dicts_of_another_class_keep_their_names(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    names = list(module.state_dict())
+    module._parameters = ModuleOrderedDict(module)
+    module[0]._parameters = ModuleOrderedDict(module[0], **module[0]._parameters)
+    module._modules = ModuleOrderedDict(None, **module._modules)
+    assert sorted(saved(tmp_path / "m.pt", module).tensors) == sorted(names)
+    module._modules.owner = [of(9)]
+    assert shapes(saved(tmp_path / "m.pt", module))[-1] == (9,)

@@ -125,25 +125,35 @@ class CallFrame(Frame):
 
 
 class ModuleFrame(Frame):
-    """A whole ``torch.nn.Module`` being described: what its state dict names, then its own attributes."""
+    """A whole ``torch.nn.Module`` being described: what its state dict names, then its own attributes.
 
-    __slots__ = ("_attributes", "_level", "_name")
+    `private` are attributes that it keeps for itself: hooks, lists of its parameters once more, or tensors that no
+    state dict names; `state` is where these come to stand.
+    """
+
+    __slots__ = ("_level", "_name", "_own", "private", "state")
 
     def __init__(self, call: Call, path: str | None, levels: Levels) -> None:
         attributes = call.attributes()
-        inside = [pair for key in _MODULE_DICTS for pair in _items(attributes[key]) or () if pair[1] is not None]
-        own = [(key, value) for key, value in attributes.items() if not _is_internal(key, value)]
+        dicts = [attributes.pop(key) for key in _MODULE_DICTS]
+        inside = [pair for node in dicts for pair in _items(node) or () if pair[1] is not None]
+        private = {key: value for key, value in attributes.items() if isinstance(key, str) and key.startswith("_")}
+        own = [(key, value) for key, value in attributes.items() if key not in private]
         super().__init__(call, path, [*inside, *own])
-        self._attributes = len(own)
+        self.private = [(key, value) for key, value in private.items() if not _is_plain(value)]
+        self.private += [(key, rest) for key, node in zip(_MODULE_DICTS, dicts, strict=True) if (rest := _rest(node))]
+        self.state: dict[object, object] = {}
+        self._own = len(own)
         self._name = str(call.fn)
         self._level = levels.get(call.pair, Level.KNOWN)
 
     def close(self) -> object:
         """Return the description: `items` are parameters, buffers and modules, `state` the rest."""
         every = list(zip(self.keys, self.done, strict=True))
-        count = len(every) - self._attributes
+        count = len(every) - self._own
         items = {resolved_key(key): value for key, value in every[:count]}
-        return Described(type=self._name, level=self._level, state=dict(every[count:]), items=items, how="module")
+        self.state.update(every[count:])
+        return Described(type=self._name, level=self._level, state=self.state, items=items, how="module")
 
 
 def open_frame(node: object, path: str | None, levels: Levels) -> Frame:
@@ -168,21 +178,22 @@ def _is_module(call: Call) -> bool:
 
 
 def _items(node: object) -> list[Child] | None:
-    """Return the items of a dict, or of the ordered dict that older torch had in its place; None if it is neither."""
+    """Return the items of a dict, or of an ordered one, as older torch had, or of a class of these; None otherwise."""
     if isinstance(node, dict):
         return list(node.items())
-    if not isinstance(node, Call) or node.pair not in _MAPPINGS or node.state:
+    if not isinstance(node, Call) or not isinstance(node.fn, Global) or node.items:
         return None
-    args, items, pairs = _filled(node)
-    return None if args or items else pairs
+    known = node.pair in _MAPPINGS or node.fn.name.endswith("OrderedDict")
+    return _filled(node)[2] if known or node.pairs else None
 
 
-def _is_internal(key: object, value: object) -> bool:
-    """Whether an attribute is one of torch's own that says nothing: flags, and hooks of which there are none."""
-    if key in _MODULE_DICTS:
-        return True
-    if not isinstance(key, str) or not key.startswith("_"):
-        return False
+def _rest(node: object) -> list[object]:
+    """Return what an ordered dict holds beside its items: of a class of its own it may be a great deal."""
+    return [*_filled(node)[0], *(node.state or ())] if isinstance(node, Call) else []
+
+
+def _is_plain(value: object) -> bool:
+    """Whether an attribute is a flag, or hooks of which there are none: nothing that may hold a tensor."""
     if isinstance(value, Call):
         args, items, pairs = _filled(value)
         inside: list[object] = [*args, *items, *(inner for pair in pairs for inner in pair), *(value.state or ())]

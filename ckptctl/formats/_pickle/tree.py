@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import LimitError
 from ckptctl.formats._pickle import limits
-from ckptctl.formats._pickle.frames import Frame, Levels, TensorFrame, open_frame, resolved_key, size_of
+from ckptctl.formats._pickle.frames import Frame, Levels, ModuleFrame, TensorFrame, open_frame, resolved_key, size_of
 from ckptctl.formats._pickle.records import Call, Ext, Global, NodeToken, PersistentId
 from ckptctl.formats._pickle.storages import Draft
 from ckptctl.formats._pickle.torch_objects import of_storage
@@ -36,7 +36,7 @@ class Tree:
         self._open: set[int] = set()
         self._closed: dict[int, tuple[object, bool]] = {}
         self._listed: set[int] = set()
-        self._odd_keys: list[tuple[str | None, NodeToken]] = []
+        self._aside: list[tuple[str | None, str, object, dict[object, object]]] = []
         self._new_only = False
         self._budget = limits.MAX_REPEATS
         self._named = 0
@@ -46,12 +46,16 @@ class Tree:
     def build(self, root: object) -> object:
         """Return the values under `root`; `tensors` has all that the pickle makes, `elided` says what no name leads to.
 
-        What is in the keys of a dict is listed last, where it is not a value as well.
+        What is in the keys of a dict, or in what a module keeps for itself, is listed last, where it is not somewhere
+        else as well.
         """
         values = self._walk([Frame(None, None, [(None, root)])])
         self._new_only = True
-        for path, key in self._odd_keys:  # which grows, if there are more in them
-            self._walk([Frame(None, None, ()), Frame(None, path, [(str(key), key.node)])])
+        for path, key, node, state in self._aside:  # which grows, if there is more in them
+            before = self._named
+            made = self._walk([Frame(None, None, ()), Frame(None, path, [(key, node)])])
+            if self._named > before:
+                state[key] = made[0] if isinstance(made, list) else made
         return values
 
     def lost(self, calls: list[Call]) -> int:
@@ -80,7 +84,7 @@ class Tree:
         for key, child in frame.children:
             frame.keys.append(key)
             if type(key) is NodeToken:
-                self._odd_keys.append((frame.path, key))
+                self._aside.append((frame.path, str(key), key.node, {}))
             if type(child) in _ATOMS:
                 frame.done.append(child)
                 continue
@@ -131,6 +135,8 @@ class Tree:
 
     def _opened(self, frame: Frame, number: int) -> Frame:
         self._context.clock.check()
+        if isinstance(frame, ModuleFrame):
+            self._aside += [(frame.path, str(key), node, frame.state) for key, node in frame.private]
         frame.named = self._named
         self._open.add(number)
         return frame
