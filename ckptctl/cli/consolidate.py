@@ -67,6 +67,6 @@ def run(  # the words of convert, and some more
         **writing.changed(strip_prefix, rename, dtype, cast_all, allow_overflow, untie),
         **writing.manner(max_shard_size, no_digest, no_check, force),
         **writing.kept(densify=False, drop_foreign=drop_foreign, plain=False),
-        **writing.worker(part, resume=resume), workers=workers)  # fmt: skip
+        **writing.worker(None if dry_run else part, resume=resume), workers=workers)  # fmt: skip
     made = plan(directory, output, wanted, chosen)
     return guarded(lambda: answer(made, dry_run=dry_run, json=json, brief=brief, quiet=quiet), as_json=json)

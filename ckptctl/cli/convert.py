@@ -62,8 +62,8 @@ def run(
         **given.selected(only, include, exclude),
         **given.changed(strip_prefix, rename, dtype, cast_all, allow_overflow, untie),
         **given.kept(densify, drop_foreign, plain),
-        **given.manner(max_shard_size, no_digest, no_check, force), **given.worker(part, resume=resume),
-        workers=workers,
+        **given.manner(max_shard_size, no_digest, no_check, force),
+        **given.worker(None if dry_run else part, resume=resume), workers=workers,
     )  # fmt: skip
     plans, errors = plan(sources, output, chosen, everything=only is given.Only.ALL)
     answer = Answer(json=json, quiet=quiet, brief=brief)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
 from ckptctl.rewrite.carry_out import Written
-from ckptctl.rewrite.markers import Markers, directory_of, note_failure
-from ckptctl.storage import has_file, open_file
+from ckptctl.rewrite.markers import Markers, directory_of, forget_failures, note_failure
+from ckptctl.storage import has_file, is_remote, open_file
 from ckptctl.storage.atomic import flush_directory, remove, write_small
 from ckptctl.storage.digest import sidecar_of
 
@@ -46,9 +46,25 @@ def telling(target: Path, share: Share | None) -> Iterator[None]:
     try:
         yield
     except CkptctlError as error:
-        if share and share.index:
-            note_failure(directory_of(target), share.index, error)
+        tell(target, share, error)
         raise
+
+
+def tell(target: Path, share: Share | None, error: CkptctlError) -> None:
+    """Tell the first worker that this one cannot begin; beside a result that is there nothing is left.
+
+    The first worker, where it cannot begin either, takes away what the others have told it.
+    """
+    directory, index = directory_of(target), target.with_name(f"{target.name}.index.json")
+    if share is None or share.count == 1 or has_file(target) or has_file(index):
+        return
+    if share.index == 0:
+        forget_failures(directory)
+        return
+    with contextlib.suppress(OSError):
+        if not is_remote(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+    note_failure(directory, share, error)
 
 
 def commit(outputs: Outputs, markers: Markers) -> None:

@@ -10,24 +10,25 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from ckptctl.errors import CkptctlError, ExistsError, UnreadableError
+from ckptctl.errors import CkptctlError, CorruptError, ExistsError, UnreadableError
 from ckptctl.rewrite.carry_out import Written
 from ckptctl.storage import File, StoredFile, entries_of, has_file, is_remote, names_anew, open_file
 from ckptctl.storage.atomic import flush_directory, remove, write_small
 from ckptctl.storage.digest import sha256_of
+from ckptctl.storage.share import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from ckptctl.model import Contents
     from ckptctl.rewrite.outputs import OutputFile, Outputs
-    from ckptctl.storage.share import Share
 
 SCHEMA = "ckptctl.part/1"
-_PAUSE, _PATIENCE, _GRACE, _OLDEST = 0.2, 3600.0, 10.0, 900.0
+_PAUSE, _PATIENCE, _GRACE, _OLDEST, _TOGETHER = 0.2, 3600.0, 10.0, 900.0, 120.0
 """Seconds between two looks at what the others have finished; without any news before the first one gives up; until it
-takes a failure that was there when it began for one of this attempt, and how old that may be."""
+takes a failure that was there when it began for one of this attempt, and how old that may be; within which workers of
+one attempt begin."""
 
 
 def directory_of(target: Path) -> Path:
@@ -35,17 +36,27 @@ def directory_of(target: Path) -> Path:
     return target.with_name(f".{target.name.removesuffix('.index.json')}.ckptctl-parts")
 
 
-def note_failure(directory: Path, index: int, error: Exception) -> None:
-    """Tell the first worker that another one has failed, and why."""
+def note_failure(directory: Path, share: Share, error: Exception) -> None:
+    """Tell the first worker of the same attempt that this one has failed, and why, if their directory is there."""
     text = error.message if isinstance(error, CkptctlError) else f"{type(error).__name__}: {error}"
+    said = {"message": text, "at": time.time(), "attempt": share.attempt}
     with contextlib.suppress(OSError, CkptctlError):  # it may be the very disk that failed
+        write_small(_of_part(directory, share.index, "failed"), json.dumps(said).encode())
+
+
+def forget_failures(directory: Path) -> None:
+    """Remove what other workers have told, and the directories that nothing else is in."""
+    with contextlib.suppress(OSError, CkptctlError):
+        for name in names_anew(directory):
+            if name.endswith(".failed"):
+                remove(directory / name)
         if not is_remote(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-        write_small(_failure(directory, index), json.dumps({"message": text, "at": time.time()}).encode())
+            directory.rmdir()
+            directory.parent.rmdir()
 
 
-def _failure(directory: Path, index: int) -> Path:
-    return directory / f"part-{index}.failed"
+def _of_part(directory: Path, index: int, what: str) -> Path:
+    return directory / f"part-{index}.{what}"
 
 
 class Markers:
@@ -57,14 +68,17 @@ class Markers:
         self._plan = _plan_of(outputs, inputs)
         self._seen: set[str] = set()
         self.verified: dict[Path, int] = {}
-        self._began = time.time()
+        self._began, self._share = time.time(), Share(0, 1)
 
     def begin(self, share: Share) -> None:
-        """Make the directory, and take back that an earlier attempt of this worker failed."""
+        """Make the directory, say that this worker is here, and take back that an earlier attempt of it failed."""
+        self._share = share
         if not is_remote(self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
-        if has_file(_failure(self._directory, share.index)):
-            remove(_failure(self._directory, share.index))
+        if has_file(_of_part(self._directory, share.index, "failed")):
+            remove(_of_part(self._directory, share.index, "failed"))
+        said = {"at": time.time(), "count": share.count, "attempt": share.attempt}
+        write_small(_of_part(self._directory, share.index, "here"), json.dumps(said).encode())
 
     def claimed(self, file: OutputFile) -> bool:
         """Whether what has the name of a file now was written by an attempt at this result, whatever its plan."""
@@ -81,17 +95,17 @@ class Markers:
         """
         before = self.claimed(file)
         if not before and has_file(file.path):
-            raise ExistsError(f"{file.path}: exists already, and no attempt at this result has written it")
+            raise ExistsError(f"{file.path}: exists already, and no unfinished attempt at this result has written it")
         write_small(self._directory / f"{file.path.name}.begun", json.dumps({"plan": self._plan}).encode())
         flush_directory(self._directory)
         return before
 
     def taken_up(self, file: OutputFile, *, check: bool) -> Written | None:
-        """Return what is known of a finished file; if asked for, only if it still has the digest that it had then."""
+        """Return what is known of a finished file, and say so anew; with `check`, only if its digest is what it was."""
         found = self.finished(file)
-        if found and check and found.sha256 and sha256_of(open_file(file.path)) != found.sha256:
+        if found is None or (check and _is_another(found)):
             return None
-        return found
+        return self.finish(found, self.verified[file.path])
 
     def finished(self, file: OutputFile) -> Written | None:
         """Return what is known of a file that this very plan has finished; None if it has not."""
@@ -128,34 +142,48 @@ class Markers:
         }
         document |= {"verified": verified, "at": time.time()}
         write_small(self._directory / f"{written.path.name}.json", json.dumps(document).encode())
-        flush_directory(self._directory)
+        with contextlib.suppress(FileNotFoundError):  # that was the last, and the first worker has cleared them away
+            flush_directory(self._directory)
         self.verified[written.path] = verified
         return written
 
     def fail(self, share: Share, error: BaseException) -> None:
         """Tell the first worker that this one has failed, and why; not that somebody stopped it."""
         if isinstance(error, Exception):
-            note_failure(self._directory, share.index, error)
+            note_failure(self._directory, share, error)
 
-    def all(self, progress: Callable[[int], None], mine: tuple[OutputFile, ...]) -> tuple[Written, ...]:
-        """Wait until every file is finished.
+    def all(
+        self, progress: Callable[[int], None], owners: Mapping[Path, int], *, anew: bool, check: bool
+    ) -> tuple[Written, ...]:
+        """Wait until every file is finished by its owner.
+
+        With `anew`, what was finished in an earlier attempt is to be taken up by its owner; where that does not come,
+        it is looked at here.
 
         Raises
         ------
         UnreadableError
             Another worker has failed, or there was no news for an hour.
+        CorruptError
+            A file is not what was finished.
         """
         found: dict[Path, Written] = {}
-        own = {file.path for file in mine}
         news = time.monotonic()
         while len(found) < len(self._files):
             there = names_anew(self._directory)
             for file in self._files:
                 waited_for = file.path not in found and f"{file.path.name}.json" in there
                 made = self.finished(file) if waited_for else None
+                if made and anew and owners[file.path] and not self._is_anew(file):
+                    if time.time() - self._began < _GRACE or self._is_here(owners[file.path]):
+                        continue
+                    if check and _is_another(made):
+                        raise CorruptError(
+                            f"{file.path}: it is not what was finished", hint="remove it, then --continue"
+                        )
                 if made:
                     found[file.path], news = made, time.monotonic()
-                    progress(0 if file.path in own else made.nbytes)
+                    progress(made.nbytes if owners[file.path] else 0)
             self._check_failures(there)
             if time.monotonic() - news > _PATIENCE:
                 lost = next(file.path for file in self._files if file.path not in found)
@@ -163,6 +191,28 @@ class Markers:
             if len(found) < len(self._files):
                 time.sleep(_PAUSE * (10 if is_remote(self._directory) else 1))
         return tuple(found[file.path] for file in self._files)
+
+    def _is_anew(self, file: OutputFile) -> bool:
+        """Whether a file was finished, or taken up, since this attempt began."""
+        said = self._said(self._directory / f"{file.path.name}.json")
+        return said is not None and said["at"] >= self._began
+
+    def _is_here(self, owner: int) -> bool:
+        """Whether a worker of this attempt is at work. Where nobody has named attempts, a killed one may seem to be."""
+        path = _of_part(self._directory, owner, "here")
+        try:
+            said = json.loads(open_file(path).range().read()) if has_file(path) else {}
+            at, count, attempt = float(said["at"]), said["count"], said["attempt"]
+        except (CkptctlError, ValueError, TypeError, KeyError):
+            return False
+        if (count, attempt) != (self._share.count, self._share.attempt):
+            return False
+        return bool(attempt) or at >= self._began or self._began - at + time.time() - self._began < _TOGETHER
+
+    def leave(self) -> None:
+        """Say that this worker is not at work any more."""
+        with contextlib.suppress(OSError, CkptctlError):
+            remove(_of_part(self._directory, self._share.index, "here"))
 
     def clear(self) -> None:
         """Remove them all."""
@@ -183,6 +233,8 @@ class Markers:
                 number = re.fullmatch(r"part-([0-9]+)\.failed", name)
                 if number and int(number[1]):
                     said = json.loads(open_file(self._directory / name).range().read())
+                    if said.get("attempt", "") != self._share.attempt:
+                        continue
                     before = self._began - said["at"]  # of an attempt that came before, its worker takes it back
                     if before <= 0 or (before < _OLDEST and time.time() - self._began > _GRACE):
                         raise UnreadableError(
@@ -202,6 +254,11 @@ class Markers:
             )
         if found and found["plan"] == self._plan:
             self._seen.add(name)
+
+
+def _is_another(made: Written) -> bool:
+    """Whether a file has another digest than it had when it was finished."""
+    return bool(made.sha256) and sha256_of(open_file(made.path)) != made.sha256
 
 
 def _as_it_is(path: Path) -> str:

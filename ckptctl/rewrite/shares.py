@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.checks.intact import compare_digests
-from ckptctl.errors import ExistsError, UsageError
-from ckptctl.rewrite.carry_out import Outcome, carry_out
+from ckptctl.errors import CorruptError, ExistsError, UsageError
+from ckptctl.rewrite.carry_out import Outcome, Written, carry_out
 from ckptctl.rewrite.committed import commit, is_committed
 from ckptctl.rewrite.markers import Markers
 from ckptctl.rewrite.outputs import Outputs
@@ -23,6 +23,7 @@ from ckptctl.storage.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from ckptctl.model import Contents
     from ckptctl.rewrite.options import Options
@@ -58,7 +59,7 @@ def _shared_out(
     share = options.share or Share(0, 1)
     markers = Markers(outputs, inputs)
     mine = owned(outputs.files, share)
-    start, overflows, compared = time.monotonic(), dict[str, int](), 0
+    start, overflows, compared, whole = time.monotonic(), dict[str, int](), 0, tuple[Written, ...]()
     if share.index and not mine:
         return Outcome(files=(), seconds=0, verified=0, overflows={})
     markers.begin(share)
@@ -68,24 +69,34 @@ def _shared_out(
         done = {file.path: found for file in mine if (found := markers.taken_up(file, check=options.check))}
         todo = [file for file in mine if file.path not in done]
         progress(sum(one.nbytes for one in done.values()))
-        # What has no marker any more may be part of a result that was committed meanwhile: then all is done.
-        whole = is_committed(outputs) if todo or not mine else ()
+        # What has no marker any more may be part of a result that was committed meanwhile; the first worker knows.
+        whole = is_committed(outputs) if share.index and todo else ()
+        _check_unhurt(todo if whole else [], markers)
         for file in todo if not whole else ():
             alone = replace(options, share=None, force=markers.claim(file))
             made = carry_out(Outputs(files=(file,)), inputs, alone, progress)
             overflows |= made.overflows
             done[file.path] = markers.finish(made.files[0], made.verified)
         if share.index == 0:
-            files = whole or markers.all(progress, mine)
+            files = markers.all(progress, owners_of(outputs.files, share), anew=options.resume, check=options.check)
             commit(outputs, markers)
         else:
             files = tuple({one.path: one for one in whole}.get(file.path) or done[file.path] for file in mine)
-            markers.tidy(committed=bool(whole))
     except BaseException as error:
         markers.fail(share, error)
         raise
+    finally:
+        markers.leave()
+        markers.tidy(committed=bool(whole))
     seconds, verified = time.monotonic() - start, sum(markers.verified.values())
     return Outcome(files=files, seconds=seconds, verified=verified, overflows=overflows, compared=compared)
+
+
+def _check_unhurt(files: list[OutputFile], markers: Markers) -> None:
+    """Refuse what was finished and is not that any more, where the result is there by now."""
+    hurt = next((file for file in files if markers.finished(file)), None)
+    if hurt:
+        raise CorruptError(f"{hurt.path}: it is not what was finished, and the result is there by now")
 
 
 def _read_by(files: tuple[OutputFile, ...], inputs: tuple[Contents, ...]) -> tuple[Contents, ...]:
@@ -98,8 +109,14 @@ def _read_by(files: tuple[OutputFile, ...], inputs: tuple[Contents, ...]) -> tup
 
 def owned(files: tuple[OutputFile, ...], share: Share) -> tuple[OutputFile, ...]:
     """Return the files of one worker."""
+    owners = owners_of(files, share)
+    return tuple(file for file in files if owners[file.path] == share.index)
+
+
+def owners_of(files: tuple[OutputFile, ...], share: Share) -> dict[Path, int]:
+    """Return which worker each file is of."""
     owners = share.owners([one.writer.nbytes for one in files], [one.path.name for one in files])
-    return tuple(file for file, owner in zip(files, owners, strict=True) if owner == share.index)
+    return {file.path: owner for file, owner in zip(files, owners, strict=True)}
 
 
 def checked(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) -> int:
@@ -128,10 +145,17 @@ def checked(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) ->
 
 def _check_shared(outputs: Outputs, inputs: tuple[Contents, ...], options: Options) -> None:
     markers = Markers(outputs, inputs)
-    mine = {file.path for file in owned(outputs.files, options.share or Share(0, 1))}
-    if not mine:
+    share = options.share or Share(0, 1)
+    mine = {file.path for file in owned(outputs.files, share)}
+    if share.index and not mine:
         return
     hint = "remove it first, or give another name with -o"
+    if outputs.index and has_file(outputs.index):
+        committed = options.resume and is_committed(outputs)
+        if share.index and committed:
+            return  # what it is made of the first worker knows
+        if not committed or not all(map(markers.finished, outputs.files)):
+            raise ExistsError(f"{outputs.index}: exists already: a result is complete", hint=hint)
     for file in outputs.files:
         finished = markers.finished(file)
         if finished and file.path in mine and not options.resume:
@@ -140,7 +164,6 @@ def _check_shared(outputs: Outputs, inputs: tuple[Contents, ...], options: Optio
             continue
         if not options.resume:
             raise ExistsError(f"{file.path}: exists already", hint=hint)
-        if not markers.claimed(file) and not is_committed(outputs):
-            raise ExistsError(f"{file.path}: exists already, and no attempt at this result has written it", hint=hint)
-    if outputs.index and has_file(outputs.index) and not (options.resume and is_committed(outputs)):
-        raise ExistsError(f"{outputs.index}: exists already", hint=hint)
+        if not markers.claimed(file):
+            message = f"{file.path}: exists already, and no unfinished attempt at this result has written it"
+            raise ExistsError(message, hint=hint)

@@ -266,7 +266,7 @@ def test_continue_replaces_nothing_that_no_attempt_has_written(part, tmp_path, c
         if name.endswith(".safetensors"):
             (tmp_path / "m" / name).write_bytes(b"of somebody else")
     done = ckptctl(*words, "--continue", *part)
-    assert (done.status, "no attempt at this result has written it" in done.err) == (2, True), done.err
+    assert (done.status, "no unfinished attempt at this result has written it" in done.err) == (2, True), done.err
     left = {name: data for name, data in tree(tmp_path / "m").items() if "ckptctl-parts" not in name}
     assert set(left.values()) == {b"of somebody else"}
 
@@ -308,17 +308,58 @@ def test_a_finished_file_that_was_changed_is_written_again(tmp_path, ckptctl):
         assert tree(tmp_path / "m") == whole, turn
 
 
-def test_what_is_committed_is_done_for_whoever_comes_late(tmp_path, ckptctl):
-    _, words, whole = shards_of(tmp_path, ckptctl)
+def test_whoever_comes_late_to_a_result_writes_nothing_and_the_first_worker_refuses_it(tmp_path, ckptctl):
+    """What it was made of nobody can tell any more: of another source it may have the same index."""
+    path, words, whole = shards_of(tmp_path, ckptctl)
     assert ckptctl(*words, "--part", "1/2").status == 0
     assert ckptctl(*words, "--part", "0/2").status == 0
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "m").iterdir()}
-    for part in (("--part", "1/2"), ("--part", "0/2"), ("--part", "2/3"), ()):
-        done = ckptctl(*words, "--continue", *part)
-        assert done.status == 0, done.err
+    times = {one: one.stat().st_mtime_ns for one in (tmp_path / "m").iterdir()}
+    for _ in range(2):
+        for part in (("--part", "1/2"), ("--part", "2/3")):
+            assert ckptctl(*words, "--continue", *part).status == 0
+        for part in (("--part", "0/2"), ()):
+            done = ckptctl(*words, "--continue", *part)
+            assert (done.status, "a result is complete" in done.err) == (2, True), done.err
         assert tree(tmp_path / "m") == whole
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "m").iterdir()} == times
-    assert ckptctl(*words, "--part", "0/2").status == 2
+        assert {one: one.stat().st_mtime_ns for one in (tmp_path / "m").iterdir()} == times
+        save_file({f"w{i}": np.zeros(50_000, np.float32) for i in range(12)}, path)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_what_others_had_finished_is_looked_at_before_it_is_committed(check, tmp_path, ckptctl, monkeypatch):
+    monkeypatch.setattr("ckptctl.rewrite.markers._GRACE", 0.1)
+    _, words, whole = shards_of(tmp_path, ckptctl)
+    assert ckptctl(*words, "--part", "1/2").status == 0
+    hurt = min((tmp_path / "m").glob("*.safetensors"))
+    before = hurt.stat()
+    with hurt.open("r+b") as file:
+        file.seek(-9, 2)
+        file.write(bytes(9))
+    os.utime(hurt, ns=(before.st_atime_ns, before.st_mtime_ns))
+    done = ckptctl(*words, "--continue", "--part", "0/2", *(() if check else ("--no-check",)))
+    assert done.status == (2 if check else 0), done.err
+    if check:
+        assert "is not what was finished" in done.err
+        both = [start(*words, "--continue", "--quiet", "--part", f"{index}/2") for index in (0, 1)]
+        for one in both:
+            _, said = one.communicate(timeout=60)
+            assert one.returncode == 0, said
+        assert tree(tmp_path / "m") == whole
+
+
+def test_a_failing_plan_leaves_nothing_and_a_dry_run_tells_nobody(tmp_path, ckptctl):
+    _, words, _ = shards_of(tmp_path, ckptctl)
+    missing = ("convert", tmp_path / "nosuch", "-o", tmp_path / "new" / "m.safetensors", "--part")
+    for part in ("1/2", "0/2"):
+        assert ckptctl(*missing, part).status == 2
+    assert not (tmp_path / "new").exists()
+    assert ckptctl(*words, "--part", "1/2").status == 0
+    there = set((tmp_path / "m").rglob("*"))
+    assert ckptctl("convert", tmp_path / "nosuch", *words[2:], "--part", "1/2", "--dry-run").status == 2
+    assert set((tmp_path / "m").rglob("*")) == there
+    assert ckptctl(*words, "--part", "0/2").status == 0
+    late = ckptctl(*words, "--part", "1/2")
+    assert (late.status, list((tmp_path / "m").glob(".*"))) == (2, [])
 
 
 def test_markers_that_a_kill_left_beside_a_committed_result_go(tmp_path, ckptctl, monkeypatch):

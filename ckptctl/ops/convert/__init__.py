@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CkptctlError, UsageError, about
 from ckptctl.ops.convert.sources import find_sources
 from ckptctl.ops.convert.targets import shard_names, target_of
-from ckptctl.rewrite.committed import telling
-from ckptctl.rewrite.markers import directory_of, note_failure
+from ckptctl.rewrite.committed import tell, telling
 from ckptctl.rewrite.options import Options
 from ckptctl.rewrite.outputs import SAFETENSORS, Outputs, lay_out
 from ckptctl.rewrite.prepared import Prepared, prepare
@@ -93,8 +92,8 @@ def plan(
             found += [(source, inner) for source in sources]
         except CkptctlError as error:
             errors.append(error)
-            if options.share and options.share.index and out is not None and out.suffix:
-                note_failure(directory_of(out), options.share.index, error)
+            if out is not None and out.suffix:
+                tell(out, options.share, error)
     plans: list[ConvertPlan] = []
     several = len(found) > 1
     if several and out is not None and (out.suffix or out.exists()) and not out.is_dir():
