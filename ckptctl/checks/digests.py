@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,8 +82,11 @@ def _by_whole_paths(directory: Path, listed: dict[str, str]) -> dict[str, str]:
     found = {name.removeprefix(f"{here}/"): digest for name, digest in inside.items()}
     moved = {name: digest for name, digest in listed.items() if name not in inside}
     common = os.path.commonpath([os.path.dirname(name) for name in moved]) if moved else ""  # noqa: PTH120
+    last = Counter(os.path.basename(name) for name in moved)  # noqa: PTH119
     for name, digest in moved.items():
-        there = name.removeprefix(common).lstrip("/")
+        there, alone = name.removeprefix(common).lstrip("/"), os.path.basename(name)  # noqa: PTH119
+        if not (directory / there).is_file() and last[alone] == 1:
+            there = alone  # the list is of files of several directories, of which this may be one
         if there not in found and (directory / there).is_file():
             found[there] = digest
     return found

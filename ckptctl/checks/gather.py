@@ -65,15 +65,18 @@ class Gathering:
 
         That is what all have found for the first worker, and for the others what they have found themselves.
         """
-        began = time.time()
-        self._begin(files)
-        mine = self.mine(files)
-        counts = work(mine)
-        if self.share.index == 0:
-            return list(files), sum(counts) + self._gather(files, began)
-        self._make()  # another attempt may have removed it
-        for one, count in zip(mine, counts, strict=True):
-            self._tell(one, count)
+        began, mine = time.time(), self.mine(files)
+        try:
+            self._begin(files)
+            counts = work(mine)
+            if self.share.index == 0:
+                return list(files), sum(counts) + self._gather(files, began)
+            self._make()  # another attempt may have removed it
+            for one, count in zip(mine, counts, strict=True):
+                self._tell(one, count)
+        except Exception as error:
+            self.fail(error.message if isinstance(error, CkptctlError) else f"{type(error).__name__}: {error}")
+            raise
         return mine, sum(counts)
 
     def _sweep(self) -> None:

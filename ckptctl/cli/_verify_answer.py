@@ -41,7 +41,7 @@ class Answer:
         self.printer = None if json or quiet else Printer()
         self.documents: list[object] = []
         self.counts: Counter[str] = Counter()
-        self.read = 0
+        self.read = self.asked = 0
         self.start = time.monotonic()
         self.stopping = threading.Event()
 
@@ -65,7 +65,9 @@ class Answer:
         checkpoints = [path for path in every if not path.name.endswith(_BESIDE)]
         for path in checkpoints or every:  # a pattern of the shell takes digests along
             try:
-                yield from verify_path(path, self.level, partial(self._advance, bar))
+                for call in verify_path(path, self.level, partial(self._advance, bar)):
+                    self.asked += 1
+                    yield call
             except CkptctlError as error:  # noqa: PERF203  # one that cannot be listed does not stop the rest
                 yield partial(_raise, error)
 
@@ -73,6 +75,7 @@ class Answer:
         return self._add(future.result())
 
     def _add(self, report: VerifyReport) -> int:
+        self.asked -= report.judgement is not Judgement.UNSEEN
         if self.level.share and self.level.share.index:
             return TROUBLE if report.judgement is Judgement.UNSEEN else OK  # the first one judges
         self.counts[_kind(report)] += 1
@@ -92,7 +95,8 @@ class Answer:
     def _finish(self) -> None:
         share = self.level.share
         if share and share.index:
-            sys.stderr.write(f"ckptctl: part {share.index} of {share.count} is done\n")
+            if not self.asked:
+                sys.stderr.write(f"ckptctl: part {share.index} of {share.count} is done\n")
             return
         if self.json:
             print_json({"schema": "ckptctl.verify/1", "checkpoints": self.documents})

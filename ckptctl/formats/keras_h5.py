@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _JSON = ("model_config", "training_config")
+_NEEDED = ("model_config",)
+"""What a loader makes the model of, code included."""
 
 
 def accepts(source: ByteRange) -> bool:
@@ -29,7 +31,7 @@ def read(source: ByteRange) -> Contents:
     """Describe datasets and the attributes of the root."""
     from ckptctl.formats._hdf5 import read_hdf5  # noqa: PLC0415  # only these files need it
 
-    found = read_hdf5(source, texts=_JSON)
+    found = read_hdf5(source, texts=_NEEDED)
     values = {key: _parsed(source, key, value) for key, value in found.attributes.items()}
     return Contents(
         format=FORMAT.name,
@@ -44,7 +46,9 @@ def _parsed(source: ByteRange, key: str, value: object) -> object:
     try:
         return json.loads(value) if key in _JSON and isinstance(value, str) else value
     except (ValueError, RecursionError):
-        raise CorruptError(f"{source.file.path}: its attribute {key} is no JSON") from None
+        if key in _NEEDED:
+            raise CorruptError(f"{source.file.path}: its attribute {key} is no JSON") from None
+        return value
 
 
 FORMAT = Format(

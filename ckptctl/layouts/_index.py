@@ -160,7 +160,8 @@ def _with_plain_values(tensors: Mapping[str, TensorInfo], files: tuple[Contents,
         for key, value in (as_mapping(contents.values) or {}).items():
             if isinstance(value, TensorRef) or any(isinstance(one, TensorRef) for one in nested(value)):
                 continue
-            told_apart = f"{key} ({contents.range.file.path.name})" if key in plain else key
+            taken = key in plain or key in tensors
+            told_apart = f"{key} ({contents.range.file.path.name})" if taken else key
             plain[told_apart] = value
     return {**{name: TensorRef(name=name) for name in tensors}, **plain} if plain else None
 

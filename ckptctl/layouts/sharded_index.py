@@ -32,6 +32,7 @@ def open_(seen: Scan) -> Checkpoint:
     whole = formats.restore_state(
         Contents(format=first.format, range=first.range, tensors=shards.tensors, metadata=shards.metadata)
     )
+    parts = split(whole)  # plain values that stand among the weights make nothing else of these
     if whole.values is None:
         whole = replace(whole, values=shards.values)
     found = facts(seen.path, whole) if whole.values is not None else None
@@ -40,7 +41,7 @@ def open_(seen: Scan) -> Checkpoint:
         layout=LAYOUT.name,
         title=_title(shards),
         files=shards.files,
-        parts=split(whole),
+        parts=parts,
         values=whole.values,
         step=found.step if found else None,
         epoch=found.epoch if found else None,

@@ -187,8 +187,8 @@ class RemoteFile(StoredFile):
         if reader.straight > _SURE:
             return self._streamed(reader, offset, end)
         if offset < FIRST and not self._head:  # nothing was read yet
-            self._head = self._ask(0, min(max(FIRST, offset + length), self.size))
-            return 0, self._head
+            data = self._head = self._ask(0, min(max(FIRST, offset + length), self.size))
+            return 0, data
         start = max(0, min(offset, self.size - max(length, _SMALL)))
         data = self._ask(start, min(offset + min(max(length, _SMALL), _STEP), self.size))
         reader.parts = [*reader.parts[-_KEPT:], (start, data)]
@@ -196,7 +196,10 @@ class RemoteFile(StoredFile):
 
     def _streamed(self, reader: _Reader, offset: int, end: int) -> tuple[int, memoryview]:
         """Return the next step of what is read straight through, and ask for those after it."""
-        for at in range(offset, min(offset + (1 + _AHEAD) * _STEP, end), _STEP):
+        with self._lock:
+            readers = len(self._readers)
+        ahead = held.ahead(_STEP, _AHEAD)
+        for at in range(offset, min(offset + (1 + ahead) * _STEP, end), _STEP):
             if at not in reader.under_way:
                 reader.under_way[at] = pool.submit(partial(self._ask, at, min(at + _STEP, end)))
         coming = reader.under_way.pop(offset, None)
@@ -205,7 +208,7 @@ class RemoteFile(StoredFile):
         except CancelledError:  # it was let go in favour of others
             data = self._ask(offset, min(offset + _STEP, end))
         reader.parts = [(offset, data)]
-        held.note(self, (1 + _AHEAD) * _STEP + len(self._head))
+        held.note(self, readers * (1 + ahead) * _STEP + len(self._head), readers)
         return offset, data
 
     def _ask(self, start: int, end: int) -> memoryview:

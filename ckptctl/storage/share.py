@@ -25,8 +25,8 @@ _PAIRS = (
 
 
 _ATTEMPT = (
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID",
-    "SLURM_RESTART_COUNT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "JOB_NAME",
+    "TORCHELASTIC_RUN_ID", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "JOB_NAME",
 )  # fmt: skip
 """Variables in which launchers give all workers of one attempt the same, and other attempts another."""
 

@@ -168,6 +168,8 @@ def test_plain_values_in_pickled_shards_are_part_of_the_whole(ckptctl, tmp_path)
     found = open_checkpoint(run)
     plain = {key: value for key, value in found.values.items() if not isinstance(value, TensorRef)}
     assert plain == {"step": 5, "opt": {"lr": 0.1}, f"step ({names[1]})": 6}
+    assert {part.value: list(one.tensors) for part, one in found.parts.items()} == {"model": ["a", "b"]}
+    assert ckptctl("consolidate", run, "-o", tmp_path / "c.safetensors").status == 0
     assert ckptctl("convert", run, "-o", tmp_path / "m.safetensors").status == 0
     whole = open_checkpoint(tmp_path / "m.safetensors").files[0].values
     assert (whole["opt"], whole["step"]) == ({"lr": 0.1}, 5)

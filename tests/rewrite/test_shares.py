@@ -464,3 +464,17 @@ def test_what_broke_off_long_ago_is_swept(tmp_path, ckptctl, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "y")
     assert ckptctl("verify", tmp_path / "m", "--part", "auto").status == 0
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_worker_that_cannot_read_tells_the_first_one_and_is_not_done(tmp_path, ckptctl, monkeypatch):
+    monkeypatch.setattr("ckptctl.checks.gather._GRACE", 0.1)
+    _, words, _ = shards_of(tmp_path, ckptctl)
+    assert ckptctl(*words).status == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "ckptctl.checks.intact._read", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+        )
+        said = ckptctl("verify", tmp_path / "m", "--part", "1/2")
+    assert (said.status, "is done" in said.err) == (2, False), said.err
+    done = ckptctl("verify", tmp_path / "m", "--part", "0/2")
+    assert (done.status, "part 1: " in done.err) == (2, True), done.err

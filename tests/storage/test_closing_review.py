@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import obstore
@@ -56,6 +57,7 @@ def test_gaps_are_closed_from_the_narrowest_on_and_no_more_than_so_many_bytes_of
 
 def test_what_is_held_of_many_shards_does_not_grow_with_them(tmp_path, monkeypatch):
     monkeypatch.setattr(held_bytes, "_MOST", 64 * MB)
+    monkeypatch.setattr(held_bytes, "_LATELY", 0.0)
     save_file({f"w{i:02}": np.full(MB, i, np.float32) for i in range(40)}, tmp_path / "x.safetensors")
     convert(tmp_path / "x.safetensors", tmp_path / "s" / "m.safetensors", options=Options(max_shard_size=5 * MB))
     store = bucket("held")
@@ -85,6 +87,7 @@ def test_what_is_held_of_many_shards_does_not_grow_with_them(tmp_path, monkeypat
 def test_what_was_let_go_in_favour_of_others_is_asked_for_again(tmp_path, monkeypatch):
     """Many threads, each with an object of its own, and room for one at a time."""
     monkeypatch.setattr(held_bytes, "_MOST", 1)
+    monkeypatch.setattr(held_bytes, "_LATELY", 0.0)
     store, rng = bucket("again"), np.random.default_rng(1)
     data = [rng.bytes(9 * MB) for _ in range(6)]
     for number, raw in enumerate(data):
@@ -108,6 +111,24 @@ def test_what_was_let_go_in_favour_of_others_is_asked_for_again(tmp_path, monkey
     for one in threads:
         one.join()
     assert wrong == []
+
+
+def test_what_is_read_at_the_same_time_is_not_asked_for_twice():
+    """Many objects side by side: each has fewer requests ahead of need, and none lets go of what another reads."""
+    store, rng = bucket("many"), np.random.default_rng(1)
+    for number in range(16):
+        obstore.put(store.store, f"{number}", rng.bytes(13 * MB))
+    start()
+    files = [remote_file.RemoteFile(address(f"s3://many/{number}")) for number in range(16)]
+
+    def read(file):
+        at, buffer = 0, memoryview(bytearray(200_000))
+        while count := file.pread_into(buffer, at):
+            at += count
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(read, files))
+    assert transferred.nbytes < 1.2 * 16 * 13 * MB
 
 
 def test_the_digest_of_the_hub_counts(tmp_path, ckptctl, monkeypatch):
