@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -364,3 +366,19 @@ def test_a_dataset_called_as_a_group_with_a_dot_stays_in_the_tree(made):
 
     found = read(made(fill))
     assert set(found.tensors) == {ref.name for ref in nested(found.values) if isinstance(ref, TensorRef)}
+
+
+def test_a_heap_of_texts_that_leads_nowhere_does_not_go_round_for_ever(made):
+    """Found by fuzzing: the library of HDF5 does, and nothing ends it."""
+
+    def fill(file):
+        file["a"] = np.ones(2)
+        file.attrs["backend"] = "a text of some length"
+
+    path = made(fill)
+    raw = path.read_bytes()
+    heap = raw.index(b"GCOL")
+    path.write_bytes(raw[: heap + 16] + bytes(200) + raw[heap + 216 :])
+    words = [sys.executable, "-m", "ckptctl", "verify", path]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "a heap of texts leads nowhere" in done.stdout) == (1, True), done.stdout

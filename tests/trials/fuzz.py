@@ -30,7 +30,7 @@ from tests.trials.mutate import mutated
 
 CORPUS = Path(__file__).parent.parent / "corpus" / "data"
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_SLOW, _MEMORY, _LARGEST = 10.0, 3 << 30, 300_000
+_SLOW, _MEMORY, _LARGEST, _HANGS = 10.0, 3 << 30, 300_000, 1200.0
 _COVERED = (".pt", ".pth", ".bin", ".ckpt")
 """Names of torch's files: a zip has a checksum of every byte that is content."""
 
@@ -223,10 +223,15 @@ def main(*arguments: str) -> list[str]:
     while (left := until - time.monotonic()) > 1:
         seed += 1
         given = ["--child", str(min(left, 120.0)), "--seed", str(seed), "--keep", str(chosen.keep)]
-        done = subprocess.run([sys.executable, "-m", "tests.trials", "fuzz", *given], check=False, env=os.environ)
+        words = [sys.executable, "-m", "tests.trials", "fuzz", *given]
+        try:
+            done = subprocess.run(words, check=False, env=os.environ, timeout=_HANGS)
+        except subprocess.TimeoutExpired:
+            lost.append(f"- process {seed} hangs: {' '.join(words[1:])} says on what")
+            continue
         answer = chosen.keep / f"{seed}.json"
         if done.returncode or not answer.exists():
-            lost.append(f"process {seed} ended with {done.returncode}")
+            lost.append(f"- process {seed} ended with {done.returncode}")
             continue
         said = json.loads(answer.read_text())
         parts.append({kind: Tally(one[0], collections.Counter(one[1]), one[2], one[3]) for kind, one in said.items()})
