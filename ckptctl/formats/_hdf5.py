@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import CkptctlError, CorruptError, LimitError, MissingExtraError, UnsupportedError, counted
-from ckptctl.formats._hdf5_chunks import Chunks, Opened
+from ckptctl.formats._hdf5_chunks import Chunks
+from ckptctl.formats._hdf5_file import Opened
 from ckptctl.formats._npy import KINDS
 from ckptctl.model import DTYPES, DType, Encoding, Piece, TensorInfo
 
