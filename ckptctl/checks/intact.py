@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckptctl.checks.gather import Gathering
-    from ckptctl.model import Contents
+    from ckptctl.model import Contents, Finding
 
 _BLOCK = 1 << 20
 Progress = Callable[[int], None]
@@ -97,14 +97,20 @@ def _read(files: Sequence[FileBytes], *, digest_all: bool, progress: Progress, w
     """Hash files, and compare their checksums; return how many bytes were read of each."""
     workers = workers or os.cpu_count() or 1
     jobs: list[tuple[int, Callable[[], int]]] = []
+    apart: list[tuple[FileBytes, list[Finding]]] = []
     for number, one in enumerate(files):
         if one.recorded or digest_all:
             jobs.append((number, partial(_digest, one, progress)))
-        jobs += [(number, partial(compare_records, one, part, progress)) for part in parted(one.checksums, workers)]
+        for part in parted(one.checksums, workers):
+            found: list[Finding] = []
+            apart.append((one, found))
+            jobs.append((number, partial(compare_records, one, part, found, progress)))
     counts = [0] * len(files)
     with ThreadPoolExecutor(workers) as pool:
         for (number, _), count in zip(jobs, pool.map(lambda job: job[1](), jobs), strict=True):
             counts[number] += count
+    for one, found in apart:  # in the order of the records, and what holds of the whole file once
+        one.findings += [each for each in found if each not in one.findings]
     return counts
 
 

@@ -17,6 +17,7 @@ from ckptctl.storage import open_file
 if TYPE_CHECKING:
     from ckptctl.checks.file_bytes import FileBytes
     from ckptctl.formats import Checksum
+    from ckptctl.model import Finding
     from ckptctl.storage import StoredFile
 
 _BLOCK = 1 << 20
@@ -35,8 +36,8 @@ def parted(checksums: Sequence[Checksum], most: int) -> list[Sequence[Checksum]]
     return [checksums[start:end] for start, end in pairwise(cuts) if end > start]
 
 
-def compare_records(one: FileBytes, checksums: Sequence[Checksum], progress: Progress) -> int:
-    """Compare the CRC-32 of some records."""
+def compare_records(one: FileBytes, checksums: Sequence[Checksum], findings: list[Finding], progress: Progress) -> int:
+    """Compare the CRC-32 of some records of a file; several threads may, each with `findings` of its own."""
     buffer, total = memoryview(bytearray(_BLOCK)), 0
     try:
         file = one.file.again() if one.file else open_file(one.path)
@@ -46,11 +47,11 @@ def compare_records(one: FileBytes, checksums: Sequence[Checksum], progress: Pro
             total += recorded.range.length
             if wrong:
                 what = f"record {recorded.what} {wrong}"
-                one.findings.append(finding_of(one, "bad-crc", f"{what}{_damaged(recorded, one)}"))
+                findings.append(finding_of(one, "bad-crc", f"{what}{_damaged(recorded, one)}"))
         file.release()
         file.check_in_place()
     except CkptctlError as error:
-        one.findings.append(finding_of(one, error.slug, error.message))
+        findings.append(finding_of(one, error.slug, error.message))
     return total
 
 

@@ -6,11 +6,9 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError
-from ckptctl.rewrite.carry_out import Written
 from ckptctl.rewrite.markers import Markers, directory_of, forget_failures, note_failure
 from ckptctl.storage import has_file, is_remote, open_file
 from ckptctl.storage.atomic import flush_directory, remove, write_small
-from ckptctl.storage.digest import sidecar_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,24 +18,15 @@ if TYPE_CHECKING:
     from ckptctl.storage.share import Share
 
 
-def is_committed(outputs: Outputs) -> tuple[Written, ...]:
-    """Return the files of a result whose index is there and says just what was planned; none otherwise."""
+def is_committed(outputs: Outputs) -> bool:
+    """Whether the index is there and says just what was planned, and all its files are as long as planned."""
     index, text = outputs.index, outputs.index_text.encode()
     if not index or not has_file(index):
-        return ()
+        return False
     file = open_file(index)
     if file.size != len(text) or file.range().read() != text:
-        return ()
-    found: list[Written] = []
-    for one in outputs.files:
-        if not has_file(one.path) or open_file(one.path).size != one.writer.nbytes:
-            return ()
-        sidecar = sidecar_of(one.path)
-        digest = (
-            open_file(sidecar).range().read().lstrip(b"\\")[:64].decode("ascii", "replace") if has_file(sidecar) else ""
-        )
-        found.append(Written(path=one.path, nbytes=one.writer.nbytes, sha256=digest))
-    return tuple(found)
+        return False
+    return all(has_file(one.path) and open_file(one.path).size == one.writer.nbytes for one in outputs.files)
 
 
 @contextlib.contextmanager

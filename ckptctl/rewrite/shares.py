@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl.checks.intact import compare_digests
 from ckptctl.errors import CorruptError, ExistsError, UsageError
-from ckptctl.rewrite.carry_out import Outcome, Written, carry_out
+from ckptctl.rewrite.carry_out import Outcome, carry_out
 from ckptctl.rewrite.committed import commit, is_committed
 from ckptctl.rewrite.markers import Markers
 from ckptctl.rewrite.outputs import Outputs
@@ -59,7 +59,7 @@ def _shared_out(
     share = options.share or Share(0, 1)
     markers = Markers(outputs, inputs)
     mine = owned(outputs.files, share)
-    start, overflows, compared, whole = time.monotonic(), dict[str, int](), 0, tuple[Written, ...]()
+    start, overflows, compared, whole = time.monotonic(), dict[str, int](), 0, False
     if share.index and not mine:
         return Outcome(files=(), seconds=0, verified=0, overflows={})
     markers.begin(share)
@@ -70,7 +70,7 @@ def _shared_out(
         todo = [file for file in mine if file.path not in done]
         progress(sum(one.nbytes for one in done.values()))
         # What has no marker any more may be part of a result that was committed meanwhile; the first worker knows.
-        whole = is_committed(outputs) if share.index and todo else ()
+        whole = bool(share.index and todo) and is_committed(outputs)
         _check_unhurt(todo if whole else [], markers)
         for file in todo if not whole else ():
             alone = replace(options, share=None, force=markers.claim(file))
@@ -81,13 +81,13 @@ def _shared_out(
             files = markers.all(progress, owners_of(outputs.files, share), anew=options.resume, check=options.check)
             commit(outputs, markers)
         else:
-            files = tuple({one.path: one for one in whole}.get(file.path) or done[file.path] for file in mine)
+            files = tuple(done.values())
     except BaseException as error:
         markers.fail(share, error)
         raise
     finally:
         markers.leave()
-        markers.tidy(committed=bool(whole))
+        markers.tidy(committed=whole)
     seconds, verified = time.monotonic() - start, sum(markers.verified.values())
     return Outcome(files=files, seconds=seconds, verified=verified, overflows=overflows, compared=compared)
 

@@ -292,20 +292,24 @@ def test_continue_takes_up_a_file_that_was_begun(tmp_path, ckptctl, monkeypatch)
     assert tree(tmp_path / "m") == whole
 
 
+def damaged_in_place(path: Path, count: int, *, seen: bool = False) -> None:
+    """Write zeros over the last bytes; unless it is to be `seen`, with the time that it had."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-count, 2)
+        file.write(bytes(count))
+    if not seen:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def test_a_finished_file_that_was_changed_is_written_again(tmp_path, ckptctl):
     _, words, whole = shards_of(tmp_path, ckptctl)
-    for turn in ("its time says so", "nothing but its bytes says so"):
+    for seen in (True, False):
         shutil.rmtree(tmp_path / "m", ignore_errors=True)
         assert ckptctl(*words, "--part", "1/2").status == 0
-        hurt = min((tmp_path / "m").glob("*.safetensors"))
-        before = hurt.stat()
-        with hurt.open("r+b") as file:
-            file.seek(-900, 2)
-            file.write(bytes(900))
-        if "bytes" in turn:
-            os.utime(hurt, ns=(before.st_atime_ns, before.st_mtime_ns))
+        damaged_in_place(min((tmp_path / "m").glob("*.safetensors")), 900, seen=seen)
         assert ckptctl(*words, "--continue").status == 0
-        assert tree(tmp_path / "m") == whole, turn
+        assert tree(tmp_path / "m") == whole
 
 
 def test_whoever_comes_late_to_a_result_writes_nothing_and_the_first_worker_refuses_it(tmp_path, ckptctl):
@@ -330,12 +334,7 @@ def test_what_others_had_finished_is_looked_at_before_it_is_committed(check, tmp
     monkeypatch.setattr("ckptctl.rewrite.markers._GRACE", 0.1)
     _, words, whole = shards_of(tmp_path, ckptctl)
     assert ckptctl(*words, "--part", "1/2").status == 0
-    hurt = min((tmp_path / "m").glob("*.safetensors"))
-    before = hurt.stat()
-    with hurt.open("r+b") as file:
-        file.seek(-9, 2)
-        file.write(bytes(9))
-    os.utime(hurt, ns=(before.st_atime_ns, before.st_mtime_ns))
+    damaged_in_place(min((tmp_path / "m").glob("*.safetensors")), 9)
     done = ckptctl(*words, "--continue", "--part", "0/2", *(() if check else ("--no-check",)))
     assert done.status == (2 if check else 0), done.err
     if check:
