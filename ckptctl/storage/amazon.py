@@ -19,9 +19,9 @@ def stated_endpoint() -> str:
     return next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
 
 
-def checksums() -> dict[str, Any]:
-    """Have Amazon check each part that is sent by its SHA-256; other servers only where the environment says so."""
-    own = os.environ.get("AWS_CHECKSUM_ALGORITHM") or stated_endpoint()
+def checksums(endpoint: str) -> dict[str, Any]:
+    """Have Amazon check each part that is sent by its SHA-256; what is at another endpoint only if it is asked to."""
+    own = os.environ.get("AWS_CHECKSUM_ALGORITHM") or endpoint or stated_endpoint()
     return {} if own else {"checksum_algorithm": "SHA256"}
 
 

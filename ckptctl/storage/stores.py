@@ -157,9 +157,10 @@ def _made(scheme: str, bucket: str) -> Any:
     match scheme:
         case "s3":
             found = credentials()
-            if found.get("endpoint", "").startswith("http://"):
+            endpoint = found.get("endpoint", "")
+            if endpoint.startswith("http://"):
                 options["client_options"]["allow_http"] = True
-            return kinds.S3Store(bucket, **options, **found, **checksums())
+            return kinds.S3Store(bucket, **options, **found, **checksums(endpoint))
         case "gs":
             return kinds.GCSStore(bucket, **options)
         case "az":

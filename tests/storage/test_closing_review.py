@@ -235,6 +235,8 @@ def test_profiles_of_amazon(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     assert amazon.credentials()["endpoint"] == "http://all.example"
+    assert amazon.checksums("http://all.example") == {}
+    assert amazon.checksums("") == {"checksum_algorithm": "SHA256"}
     monkeypatch.setenv("AWS_PROFILE", "s3")
     assert amazon.credentials()["endpoint"] == "http://s3.example"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://env.example")
