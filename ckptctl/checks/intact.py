@@ -149,7 +149,7 @@ def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
             one.checksums = _of_items(one, items[number].values())
             one.covered = bool(one.checksums)
         else:
-            one.checksums = checksums_of(contents)
+            one.checksums = _of_records(one, contents)
             one.covered = _covered(one)
     _add_bases(checkpoint, found)
     for path in records.listed():
@@ -169,12 +169,23 @@ def _add_bases(checkpoint: Checkpoint, found: Mapping[Path, FileBytes]) -> None:
             one.recorded = (*one.recorded, Recorded(digest=base.sha256, source=delta.range.file.path))
 
 
+def _of_records(one: FileBytes, contents: Contents) -> tuple[Checksum, ...]:
+    """Return the checksums of the records of a file, of which all has been looked at that could wait until now."""
+    try:
+        contents.range.confirm()
+        return checksums_of(contents)
+    except CkptctlError as error:
+        one.findings.append(finding_of(one, error.slug, error.message))
+        return ()
+
+
 def _of_items(one: FileBytes, items: Iterable[ByteRange]) -> tuple[Checksum, ...]:
     """Return the checksums of the torch files that lie, one behind another, in a data file of a distributed save."""
     found: list[Checksum] = []
     for place in items:
         try:
             found += checksums_of(read_contents(place))
+            place.confirm()
         except CkptctlError as error:  # noqa: PERF203  # a damaged item does not hide the rest
             one.findings.append(finding_of(one, error.slug, f"at byte {place.offset}: {error.message}"))
     return tuple(found)

@@ -52,13 +52,20 @@ class _Storages:
             raise self.bad("the list of storages is not that of the object")
         sizes = [self._size(key) for key in keys]
         starts = list(accumulate((length + _COUNT for _, _, length in sizes), initial=at))
-        self.source.expect([(start, _COUNT) for start in starts[:-1] if start + _COUNT <= self.source.length])
-        for key, counts, (dtype, numel, length) in zip(keys, starts, sizes, strict=False):
-            start = counts + _COUNT
-            if start + length <= self.source.length:
-                written = int.from_bytes(self.source.read(counts, _COUNT), "little")
-                if written != numel:
-                    raise self.bad(f"storage {key} has {written} elements, its tensors need {numel}")
+        there = sum(end <= self.source.length for end in starts[1:])  # a file that was cut has the first of them
+
+        def check(index: int) -> None:
+            written, numel = int.from_bytes(self.source.read(starts[index], _COUNT), "little"), sizes[index][1]
+            if written != numel:
+                raise self.bad(f"storage {keys[index]} has {written} elements, its tensors need {numel}")
+
+        spans = [(start + _COUNT, length) for start, (_, _, length) in zip(starts[:there], sizes, strict=False)]
+        self.source.before_reading(spans, [(start, _COUNT) for start in starts[:there]], check)
+        if there < len(keys):
+            self.source.confirm()  # either it was cut, or a number is wrong
+        for index, (key, (dtype, numel, length)) in enumerate(zip(keys, sizes, strict=True)):
+            start = starts[index] + _COUNT
+            if index < there:
                 place = self.source.sub(start, length)
                 self.found[key] = Storage(key, dtype, numel, place, swapped=self.swapped)
             else:

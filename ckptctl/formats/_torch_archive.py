@@ -29,7 +29,7 @@ class Archive:
 
     def __init__(self, source: ByteRange) -> None:
         self.source = source
-        self.directory = _zip.read_directory(source)
+        self.directory = _zip.read_directory(source, aligned=_zip.TORCH_ALIGNMENT)
         roots = {member.name.partition("/")[0] for member in self.directory.members}
         if len(roots) > 1:
             raise _zip.corrupt(source, f"its records have {len(roots)} different roots")

@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CorruptError, LimitError
+from ckptctl.formats._zip_headers import LOCAL, LOCAL_MAGIC, Member, corrupt, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckptctl.storage import ByteRange
 
-LOCAL_MAGIC = b"PK\x03\x04"
+__all__ = [
+    "LOCAL_MAGIC", "TORCH_ALIGNMENT",
+    "Directory", "Member", "corrupt", "first_name", "has_directory", "mentions", "read_directory",
+]  # fmt: skip
+
 _ENTRY_MAGIC = b"PK\x01\x02"
 _END_MAGIC = b"PK\x05\x06"
 _END64_MAGIC = b"PK\x06\x06"
 _LOCATOR_MAGIC = b"PK\x06\x07"
-_DESCRIPTOR_MAGIC = b"PK\x07\x08"
 
 # signature, made by, needed, flags, method, time, date, crc, packed, size, name, extra, comment,
 # disk, internal attributes, external attributes, offset of the local header
 _ENTRY = struct.Struct("<4s6HIII5HII")
-# signature, needed, flags, method, time, date, crc, packed, size, name, extra
-_BETWEEN = 24
-"""At most so many bytes lie between two records: a data descriptor."""
-_LOCAL = struct.Struct("<4s5HIIIHH")
 # signature, disk, directory's disk, entries here, entries, directory's size, its offset, comment
 _END = struct.Struct("<4s4HIIH")
 # signature, size of this, made by, needed, disk, directory's disk, entries here, entries, size, offset
@@ -39,34 +39,13 @@ _END64 = struct.Struct("<4sQHHIIQQQQ")
 # signature, disk, offset of the record above, disks
 _LOCATOR = struct.Struct("<4sIQI")
 
-_STORED = 0
-_HAS_DESCRIPTOR = 0x0008
-_ALLOWED_FLAGS = 0x0808  # a data descriptor follows; names are UTF-8
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _MAX_ENTRIES = 1_000_000
 _MAX_DIRECTORY = 128 << 20
 _CHUNK = 1 << 20
 _MAX_NAME = 1024
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """One record: where its header and its data lie, and what the directory says of it."""
-
-    name: str
-    header: int
-    size: int
-    packed: int
-    crc: int
-    method: int
-    flags: int
-    data: int = 0
-    end: int = 0
-
-    @property
-    def stored(self) -> bool:
-        """Whether the bytes lie in the archive as they are."""
-        return self.method == _STORED
+TORCH_ALIGNMENT = 64
+"""In a file that torch wrote, the bytes of records begin at multiples of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,16 +85,17 @@ def has_directory(source: ByteRange) -> bool:
 
 def first_name(source: ByteRange) -> bytes:
     """Return the name in the first local header, as far as the file goes."""
-    head = source.head(_LOCAL.size + _MAX_NAME)
-    if len(head) < _LOCAL.size or not head.startswith(LOCAL_MAGIC):
+    head = source.head(LOCAL.size + _MAX_NAME)
+    if len(head) < LOCAL.size or not head.startswith(LOCAL_MAGIC):
         return b""
-    return head[_LOCAL.size : _LOCAL.size + int(_LOCAL.unpack_from(head)[9])]
+    return head[LOCAL.size : LOCAL.size + int(LOCAL.unpack_from(head)[9])]
 
 
-def read_directory(source: ByteRange, *, paths: bool = True) -> Directory:
-    """Read the directory and hold every local header against it.
+def read_directory(source: ByteRange, *, paths: bool = True, aligned: int = 0) -> Directory:
+    """Read the directory and hold every local header against it, in a store before the data behind it are read.
 
-    Names that lead upwards are refused; if names are `paths`, also odd ones and those that differ only in case.
+    Names that lead upwards are refused; if names are `paths`, also odd ones and those that differ only in case. That
+    data begin at multiples of `aligned` bytes tells a store's reader where they lie.
 
     Raises
     ------
@@ -126,13 +106,8 @@ def read_directory(source: ByteRange, *, paths: bool = True) -> Directory:
     raw = source.read(start, end - start)
     members = sorted(_entries(source, raw, count), key=lambda member: member.header)
     _check_names(source, members, paths=paths)
-    _locate(source, members, start)
+    locate(source, members, start, aligned=aligned)
     return Directory(members=tuple(members), start=start, end=end)
-
-
-def corrupt(source: ByteRange, what: str) -> CorruptError:
-    """Return the error for a broken archive."""
-    return CorruptError(f"{source.file.path}: damaged zip archive: {what}")
 
 
 def _find_directory(source: ByteRange) -> tuple[int, int, int]:
@@ -235,59 +210,3 @@ def _check_names(source: ByteRange, members: list[Member], *, paths: bool) -> No
         if folded in seen:
             raise corrupt(source, f"two records are called {name}")
         seen.add(folded)
-
-
-def _locate(source: ByteRange, members: list[Member], directory: int) -> None:
-    """Find the data of each member, making sure that the records follow each other without gaps."""
-    end = 0
-    source.expect([_around(member, directory) for member in members])
-    for index, member in enumerate(members):
-        if member.header < end or member.header - end > _BETWEEN:
-            raise corrupt(source, f"{member.header - end} bytes lie between record {member.name} and the one before")
-        name = member.name.encode()
-        head = member.header + _LOCAL.size + len(name)
-        if head > directory:
-            raise corrupt(source, f"record {member.name} lies beyond the directory")
-        raw = source.read(end, head - end)
-        _close(source, members[index - 1] if index else None, raw[: member.header - end])
-        extra = _check_local(source, member, raw[member.header - end :], name)
-        member.data = head + extra
-        member.end = end = member.data + member.packed
-        if end > directory:
-            raise corrupt(source, f"record {member.name} ends at byte {end}, the directory begins at {directory}")
-    if directory - end > _BETWEEN:
-        raise corrupt(source, f"{directory - end} bytes lie between the last record and the directory")
-    _close(source, members[-1] if members else None, source.read(end, directory - end))
-
-
-def _around(member: Member, directory: int) -> tuple[int, int]:
-    """Return where the local header of a member lies, with what may come before it, and how long it is."""
-    start = max(member.header - _BETWEEN, 0)
-    return start, max(min(member.header + _LOCAL.size + len(member.name.encode()), directory) - start, 0)
-
-
-def _check_local(source: ByteRange, member: Member, raw: bytes, name: bytes) -> int:
-    """Hold a local header against the directory; return the length of its extra field."""
-    magic, _, flags, method, _, _, crc, packed, size, name_length, extra_length = _LOCAL.unpack_from(raw)
-    if magic != LOCAL_MAGIC or name_length != len(name) or raw[_LOCAL.size :] != name:
-        raise corrupt(source, f"the header of record {member.name} is not where, or not what, the directory says")
-    if flags != member.flags or method != member.method or flags & ~_ALLOWED_FLAGS:
-        raise corrupt(source, f"the flags of record {member.name} are {flags:#x}, method {method}")
-    if member.stored and member.packed != member.size:
-        raise corrupt(source, f"record {member.name} has two sizes, {member.packed} and {member.size}")
-    for here, there in ((crc, member.crc), (packed, member.packed), (size, member.size)):
-        if here not in (there, _FULL32) and not (here == 0 and flags & _HAS_DESCRIPTOR):
-            raise corrupt(source, f"the header of record {member.name} and the directory disagree on its size or CRC")
-    return int(extra_length)
-
-
-def _close(source: ByteRange, member: Member | None, raw: bytes) -> None:
-    """Check what follows the data of `member`: nothing, or a data descriptor that agrees."""
-    if not raw and not (member and member.flags & _HAS_DESCRIPTOR):
-        return
-    if member and member.flags & _HAS_DESCRIPTOR and len(raw) in (16, 24):
-        form = "<4sIII" if len(raw) == 16 else "<4sIQQ"
-        if struct.unpack(form, raw) == (_DESCRIPTOR_MAGIC, member.crc, member.packed, member.size):
-            return
-    where = f"after record {member.name}" if member else "before the first record"
-    raise corrupt(source, f"{len(raw)} bytes {where} are not its descriptor")

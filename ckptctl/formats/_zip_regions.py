@@ -26,7 +26,7 @@ def account(contents: Contents) -> tuple[Region, ...]:
             return _storage(member, spans)
         return region(member.data, member.end, "header", member.name)
 
-    return account_for(contents, _zip.read_directory(contents.range), inside)
+    return account_for(contents, _directory(contents), inside)
 
 
 def account_for(
@@ -49,7 +49,12 @@ def account_for(
 
 
 def checksums(contents: Contents) -> tuple[Checksum, ...]:
-    """Return the CRC of every record that has one; torch can save without, and then writes zero."""
+    """Return the CRC of every record of a file of torch that has one; it can save without, and then writes zero."""
+    return checksums_for(contents, _directory(contents))
+
+
+def checksums_for(contents: Contents, directory: _zip.Directory) -> tuple[Checksum, ...]:
+    """Return the CRC of every record of an archive that has one."""
     source = contents.range
     return tuple(
         Checksum(
@@ -58,9 +63,13 @@ def checksums(contents: Contents) -> tuple[Checksum, ...]:
             member.name.partition("/")[2] or member.name,
             None if member.stored else member.size,
         )
-        for member in _zip.read_directory(source).members
+        for member in directory.members
         if member.crc and member.method in (_STORED, _DEFLATED)
     )
+
+
+def _directory(contents: Contents) -> _zip.Directory:
+    return _zip.read_directory(contents.range, aligned=_zip.TORCH_ALIGNMENT)
 
 
 def _storage(member: _zip.Member, spans: list[tuple[int, int]]) -> Iterator[Region]:

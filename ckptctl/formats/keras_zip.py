@@ -9,9 +9,9 @@ import json
 from typing import TYPE_CHECKING
 
 from ckptctl.formats import _zip
-from ckptctl.formats._format import Format
+from ckptctl.formats._format import Checksum, Format
 from ckptctl.formats._keras import account, configured_code, state_of
-from ckptctl.formats._zip_regions import checksums
+from ckptctl.formats._zip_regions import checksums_for
 from ckptctl.model import Contents
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def read(source: ByteRange) -> Contents:
         values={**values, **state_of(found.tensors)},
         globals=configured_code(values.get("config")),
     )
+
+
+def checksums(contents: Contents) -> tuple[Checksum, ...]:
+    """Return the CRC of every record."""
+    return checksums_for(contents, _zip.read_directory(contents.range))
 
 
 def _record(source: ByteRange, member: _zip.Member) -> ByteRange:

@@ -41,7 +41,8 @@ def accepts(source: ByteRange) -> bool:
 def read(source: ByteRange) -> Contents:
     """Describe the arrays by their headers."""
     members = _directory(source).members
-    source.expect([(member.data, min(member.packed, _USUAL)) for member in members])
+    ends = (member.data + min(member.packed, _USUAL) for member in members)
+    source.expect([(member.before, end - member.before) for member, end in zip(members, ends, strict=True)])
     tensors = (_tensor(source, member) for member in members)
     return Contents(format=FORMAT.name, range=source, tensors={tensor.name: tensor for tensor in tensors})
 

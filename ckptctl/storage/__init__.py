@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ckptctl.storage.byterange import ByteRange, File, LocalFile, MemoryFile, StoredFile, unreadable
+from ckptctl.storage.byterange import ByteRange, File, MemoryFile, StoredFile
+from ckptctl.storage.local_file import LocalFile, unreadable
 from ckptctl.storage.places import (
     Listed,
     address,

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
-import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from ckptctl.errors import ChangedError, UnreadableError
+from ckptctl.errors import ChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from pathlib import Path
-
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_KINDS = {
-    stat.S_IFDIR: "a directory, not a file",
-    stat.S_IFIFO: "a named pipe (FIFO), not a file",
-    stat.S_IFSOCK: "a socket, not a file",
-    stat.S_IFCHR: "a character device, not a file",
-    stat.S_IFBLK: "a block device, not a file",
-}
-_REASONS = {
-    errno.ENOENT: "no such file or directory",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
-    errno.ELOOP: "a loop of symbolic links",
-    errno.ENAMETOOLONG: "the name is too long",
-    errno.ENOTDIR: "a part of the path is not a directory",
-    errno.ENXIO: "a socket or pipe, not a file",
-    errno.EMFILE: "too many open files",
-}
 
 
 class File(Protocol):
@@ -72,6 +49,10 @@ class ByteRange:
         wanted = self.length - offset if length is None else length
         if offset < 0 or wanted < 0 or offset + wanted > self.length:
             raise ValueError(f"[{offset}, +{wanted}] is outside a range of {self.length} bytes")
+        if self.distant:
+            buffer = bytearray(wanted)
+            self.read_into(memoryview(buffer), offset)
+            return bytes(buffer)
         data = self.file.pread(wanted, self.offset + offset)
         if len(data) != wanted:
             raise ChangedError(f"{self.file.path}: became shorter while it was being read")
@@ -97,6 +78,30 @@ class ByteRange:
         if isinstance(self.file, StoredFile):
             self.file.expect([(self.offset + at, length) for at, length in spans])
 
+    @property
+    def distant(self) -> bool:
+        """Whether every look at it costs the time of a round trip."""
+        return isinstance(self.file, StoredFile) and self.file.distant
+
+    def before_reading(
+        self, spans: Sequence[tuple[int, int]], heads: Sequence[tuple[int, int]], check: Callable[[int], None]
+    ) -> None:
+        """Have ``check(index)`` called for each of `spans`; if they are distant, not before something of it is read.
+
+        Spans, and `heads`, which are what the check reads, are positions and lengths in order; no two overlap.
+        """
+        if self.distant and isinstance(self.file, StoredFile):
+            places = [[(self.offset + at, length) for at, length in pieces] for pieces in (spans, heads)]
+            self.file.before_reading(places[0], places[1], check)
+            return
+        for index in range(len(spans)):
+            check(index)
+
+    def confirm(self) -> None:
+        """Check now all that waits for something in the range to be read."""
+        if isinstance(self.file, StoredFile):
+            self.file.confirm(self.offset, self.length)
+
     def head(self, length: int) -> bytes:
         """Return the first `length` bytes, or all if there are fewer."""
         return self.read(0, min(length, self.length))
@@ -112,6 +117,8 @@ class StoredFile:
     """A file somewhere that others may change: on disk, or in a store."""
 
     __slots__ = ()
+    distant: ClassVar[bool] = False
+    """Whether every look at it costs the time of a round trip."""
     path: Path
     size: int
 
@@ -134,6 +141,15 @@ class StoredFile:
 
     def expect(self, spans: Sequence[tuple[int, int]]) -> None:
         """Get ready for pieces, each a position and a length, that will be read soon."""
+
+    def before_reading(
+        self, spans: Sequence[tuple[int, int]], heads: Sequence[tuple[int, int]], check: Callable[[int], None]
+    ) -> None:
+        """Have ``check(index)`` called before anything is read of that one of `spans`."""
+        raise NotImplementedError
+
+    def confirm(self, offset: int, length: int) -> None:
+        """Check now all that waits for something to be read of `length` bytes from `offset` on."""
 
     def again(self) -> StoredFile:
         """Return a handle of its own on the same file, which must be as it was.
@@ -160,111 +176,6 @@ class StoredFile:
         raise NotImplementedError
 
 
-class LocalFile(StoredFile):
-    """A regular file on disk. Opened when needed; each handle must be the same, unchanged file."""
-
-    __slots__ = ("_fd", "_identity", "_opening", "path", "size")
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = -1
-        self._opening = threading.Lock()
-        self._identity: tuple[int, ...] = ()
-        self.size = self._open().st_size
-
-    @property
-    def identity(self) -> tuple[int, ...]:
-        """Device and number of the file, its size in bytes and time in nanoseconds: equal for names of one file."""
-        return self._identity
-
-    def pread(self, length: int, offset: int) -> bytes:
-        """Return `length` bytes at `offset`, or fewer at the end."""
-        fd = self.fileno()
-        data = os.pread(fd, length, offset)
-        while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
-            data += more
-        return data
-
-    def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill `buffer` with the bytes at `offset`; return how many there were."""
-        fd, done = self.fileno(), 0
-        while done < len(buffer) and (count := os.preadv(fd, [buffer[done:]], offset + done)):
-            done += count
-        return done
-
-    def fileno(self) -> int:
-        """Return the handle of the file, opened if need be."""
-        with self._opening:
-            if self._fd < 0:
-                self._open()
-            return self._fd
-
-    def again(self) -> LocalFile:
-        """Return a handle of its own on the same file, which must be as it was.
-
-        Raises
-        ------
-        ChangedError
-            It is another file, or was changed.
-        """
-        other = LocalFile(self.path)
-        other._check(os.fstat(other.fileno()), self._identity)  # of the same class
-        return other
-
-    def check_in_place(self) -> None:
-        """Make sure that the file still lies under its name."""
-        try:
-            found = self.path.stat()
-        except OSError:
-            raise ChangedError(f"{self.path}: was removed while it was being read") from None
-        self._check(found)
-
-    def release(self) -> None:
-        """Close the handle, having made sure that nobody changed the file meanwhile."""
-        if self._fd >= 0:
-            now = os.fstat(self._fd)
-            self._close()
-            self._check(now)
-
-    def _open(self) -> os.stat_result:
-        try:
-            self._fd = os.open(self.path, _FLAGS)
-        except (OSError, ValueError) as error:
-            raise unreadable(self.path, error) from None
-        info = os.fstat(self._fd)
-        if not stat.S_ISREG(info.st_mode):
-            self._close()
-            what = _KINDS.get(stat.S_IFMT(info.st_mode), "not a regular file")
-            raise UnreadableError(f"{self.path}: {what}")
-        os.set_blocking(self._fd, True)
-        try:
-            self._check(info)
-        except ChangedError:
-            self._close()
-            raise
-        return info
-
-    def _check(self, info: os.stat_result, before: tuple[int, ...] = ()) -> None:
-        seen = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
-        before = before or self._identity
-        if before and seen != before:
-            raise ChangedError(
-                f"{self.path}: changed while it was being read",
-                hint="wait until the writer has finished, then run this again",
-            )
-        self._identity = seen
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        # An instance whose __init__ failed early has no handle to close.
-        if getattr(self, "_fd", -1) >= 0:
-            self._close()
-
-
 class MemoryFile:
     """A few bytes already in memory (a small array inside a pickle), as if they were a file."""
 
@@ -288,10 +199,3 @@ class MemoryFile:
         part = self._data[offset : offset + len(buffer)]
         buffer[: len(part)] = part
         return len(part)
-
-
-def unreadable(path: Path, error: Exception) -> UnreadableError:
-    """Say in plain words why `path` could not be looked at."""
-    number = error.errno if isinstance(error, OSError) else None
-    reason = _REASONS.get(number or 0) or (os.strerror(number) if number else "not a possible path")
-    return UnreadableError(f"{path}: {reason}")

@@ -9,7 +9,7 @@ import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from ckptctl.storage.byterange import LocalFile
+from ckptctl.storage.local_file import LocalFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Protocol
 
 from ckptctl.errors import LockedError, UnsupportedError
-from ckptctl.storage.byterange import unreadable
+from ckptctl.storage.local_file import unreadable
 from ckptctl.storage.places import is_remote
 from ckptctl.storage.removal import remove_tree
 from ckptctl.storage.survey import Survey, survey

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ckptctl.storage.byterange import LocalFile, StoredFile, unreadable
 from ckptctl.storage.daemons import Daemons
+from ckptctl.storage.local_file import LocalFile, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from ckptctl.storage.byterange import StoredFile
     from ckptctl.storage.listing import Entry
 
 T = TypeVar("T")

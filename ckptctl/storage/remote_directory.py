@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from ckptctl.errors import UnsupportedError
 from ckptctl.storage.bucket_trash import BucketTrash
-from ckptctl.storage.byterange import unreadable
 from ckptctl.storage.lease import Lease
 from ckptctl.storage.listing import Entry, every_entry
+from ckptctl.storage.local_file import unreadable
 from ckptctl.storage.remote import forget
 from ckptctl.storage.set_aside import PREFIX, hidden, stored_below
 from ckptctl.storage.stores import keeps_versions

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ckptctl.errors import ChangedError, UnreadableError
 from ckptctl.storage.byterange import StoredFile
 from ckptctl.storage.daemons import Daemons
+from ckptctl.storage.guards import Guards
 from ckptctl.storage.held import held
 from ckptctl.storage.stores import asked, note_version, tag_of, transferred
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -32,9 +33,11 @@ _AHEAD = 3
 """So many such requests are under way before they are needed."""
 _SMALL = 64 << 10
 """Bytes asked for at least, where a file is read here and there."""
+_TAIL = 256 << 10
+"""Bytes asked for at least at the end of a file: most directories of archives are in them."""
 _KEPT = 4
-_SURE = 2
-"""After so many reads that each began where the last one ended, a file is read straight through."""
+_SURE, _SKIPPED = 2, 64 << 10
+"""After so many reads that each began where the last one ended, or not far behind, a file is read straight through."""
 _GAP, _BETWEEN = 16 << 10, 32 << 20
 """Pieces that lie no farther apart are asked for in one, as long as no more bytes in all lie between them. With so many
 requests under way, one more costs no more time than these bytes."""
@@ -52,13 +55,14 @@ class _Reader:
     next: int = -1
     straight: int = 0
     parts: list[tuple[int, memoryview]] = field(default_factory=list)
-    under_way: dict[int, Future[memoryview]] = field(default_factory=dict)
+    under_way: dict[int, tuple[int, Future[memoryview]]] = field(default_factory=dict)
+    """By where it begins, where each ends."""
 
     def leave(self) -> None:
         """Let go of what was asked for and will not be read."""
         for at in list(self.under_way):
             if one := self.under_way.pop(at, None):
-                one.cancel()
+                one[1].cancel()
         self.straight = 0
 
 
@@ -69,10 +73,14 @@ class RemoteFile(StoredFile):
     """
 
     __slots__ = (
-        "_address", "_asked", "_expected", "_head", "_lock", "_readers", "_starts", "modified", "path", "size", "tag",
+        "_address", "_asked", "_expected", "_guards",
+        "_head", "_lock", "_readers", "_starts", "modified", "path", "size", "tag",
     )  # fmt: skip
 
+    distant = True
+
     def __init__(self, path: RemotePath, known: Entry | None = None, *, window: int = FIRST) -> None:
+        self._guards = Guards()
         self.path = self._address = path
         self._lock = threading.Lock()
         self._readers: dict[int, _Reader] = {}
@@ -107,6 +115,7 @@ class RemoteFile(StoredFile):
     def pread_until(self, buffer: memoryview, offset: int, end: int) -> int:
         """Do the same; whoever reads this will go on to `end` at most."""
         wanted, done = max(0, min(len(buffer), self.size - offset)), 0
+        self._guards.before(offset, wanted)
         reader = self._reader(offset, wanted)
         while done < wanted:
             at, data = self._part(reader, offset + done, wanted - done, min(end, self.size))
@@ -128,6 +137,16 @@ class RemoteFile(StoredFile):
         data = [one.result() for one in found]
         with self._lock:
             self._starts, self._expected = [at for at, _ in merged], data
+
+    def before_reading(
+        self, spans: Sequence[tuple[int, int]], heads: Sequence[tuple[int, int]], check: Callable[[int], None]
+    ) -> None:
+        """Have ``check(index)`` called before anything is read of that one of `spans`."""
+        self._guards.add(spans, heads, check)
+
+    def confirm(self, offset: int, length: int) -> None:
+        """Check now all that waits for something to be read of `length` bytes from `offset` on."""
+        self._guards.confirm(self, offset, length)
 
     def again(self) -> RemoteFile:
         """Return another reader of the same object, which must be as it was.
@@ -164,7 +183,7 @@ class RemoteFile(StoredFile):
         """Return how far this thread has come, which is about to read on, or somewhere else."""
         with self._lock:
             reader = self._readers.setdefault(threading.get_ident(), _Reader())
-        if offset != reader.next:
+        if not 0 <= offset - reader.next <= _SKIPPED:
             reader.leave()
         reader.straight += 1
         reader.next = offset + length
@@ -189,22 +208,25 @@ class RemoteFile(StoredFile):
         if offset < FIRST and not self._head:  # nothing was read yet
             data = self._head = self._ask(0, min(max(FIRST, offset + length), self.size))
             return 0, data
-        start = max(0, min(offset, self.size - max(length, _SMALL)))
+        least = _TAIL if offset + length == self.size else _SMALL
+        start = max(0, min(offset, self.size - max(length, least)))
         data = self._ask(start, min(offset + min(max(length, _SMALL), _STEP), self.size))
         reader.parts = [*reader.parts[-_KEPT:], (start, data)]
         return start, data
 
     def _streamed(self, reader: _Reader, offset: int, end: int) -> tuple[int, memoryview]:
-        """Return the next step of what is read straight through, and ask for those after it."""
+        """Return the step of what is read straight through that has byte `offset`, and ask for those after it."""
+        offset = next((at for at, (last, _) in reader.under_way.items() if at <= offset < last), offset)
         with self._lock:
             readers = len(self._readers)
         ahead = held.ahead(_STEP, _AHEAD)
         for at in range(offset, min(offset + (1 + ahead) * _STEP, end), _STEP):
             if at not in reader.under_way:
-                reader.under_way[at] = pool.submit(partial(self._ask, at, min(at + _STEP, end)))
+                last = min(at + _STEP, end)
+                reader.under_way[at] = last, pool.submit(partial(self._ask, at, last))
         coming = reader.under_way.pop(offset, None)
         try:
-            data = coming.result() if coming else self._ask(offset, min(offset + _STEP, end))
+            data = coming[1].result() if coming else self._ask(offset, min(offset + _STEP, end))
         except CancelledError:  # it was let go in favour of others
             data = self._ask(offset, min(offset + _STEP, end))
         reader.parts = [(offset, data)]
