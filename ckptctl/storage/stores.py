@@ -32,6 +32,8 @@ SCHEMES = ("s3", "gs", "az", "http", "https", "hf")
 _TRIES, _FIRST_PAUSE = 4, 0.2
 _REVISION = "main"
 HUB = "https://huggingface.co"
+_ABSENT = ("status code: 404", "Not a directory (os error 20)")
+"""How servers, and a store of local files, say that there is no such object."""
 _STATUS = re.compile(r"status code: ([0-9]{3} [A-Za-z ]+)")
 _WHY = re.compile(r" - (?:HTTP error: )?([^\n:<]{3,120})")
 _waiting = Daemons(2, "ckptctl-ask")
@@ -124,7 +126,7 @@ def _asked(path: object, call: Callable[[], T], tries: int) -> T:
         except (failed.AlreadyExistsError, failed.PreconditionError):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         except failed.GenericError as error:
-            if "status code: 404" in str(error):
+            if any(absent in str(error) for absent in _ABSENT):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
             if attempt == tries - 1 or _is_final(error):
                 raise UnreadableError(f"{path}: {_plain(error)}") from None
