@@ -10,8 +10,8 @@ import random
 
 from ckptctl.layouts._index import _HEADS
 from ckptctl.storage.bucket_trash import _BATCH
-from ckptctl.storage.remote_file import _AHEAD, _STEP, _WORKERS
 from ckptctl.storage.share import Share
+from ckptctl.storage.streams import AHEAD, STEP, WORKERS
 from ckptctl.storage.upload import _MOST_PARTS, _PART
 
 FILES, TOTAL = 2_000, 14 * 10**12
@@ -31,18 +31,18 @@ def sizes() -> list[int]:
 
 def stream_rate() -> float:
     """How fast one process reads an object: its steps under way, each a round trip and the time of its bytes."""
-    step = LATENCY + _STEP / RATES["one connection to the store"]
-    return min((1 + _AHEAD) * _STEP / step, RATES["SHA-256, one process"])
+    step = LATENCY + STEP / RATES["one connection to the store"]
+    return min((1 + AHEAD) * STEP / step, RATES["SHA-256, one process"])
 
 
 def inspected() -> list[str]:
     """The table of `inspect`."""
-    rounds, network = 1 + -(-FILES // _WORKERS), RATES["a node's network"]
+    rounds, network = 1 + -(-FILES // WORKERS), RATES["a node's network"]
     rows = [
         ("requests", f"{FILES + 3:,}", "files + 3", "one for the listing, one for the index, one for a mark beside it"),
         ("bytes", f"{FILES * _HEADS / 1e9:.1f} GB", "files x 64 KiB", "the first of each file; a longer header is one more request"),
         ("time", f"{rounds * LATENCY + FILES * _HEADS / network:.1f} s",
-         f"(1 + files / {_WORKERS}) x round trip + bytes / network", f"the listing, then {_WORKERS} requests at a time"),
+         f"(1 + files / {WORKERS}) x round trip + bytes / network", f"the listing, then {WORKERS} requests at a time"),
     ]  # fmt: skip
     return _table(("", "2,000 files", "law", "because"), rows)
 
@@ -60,7 +60,7 @@ def divided() -> list[str]:
         verify = max(loads) / each
         merge = max(loads) / min(each, RATES["a node's network"] / PROCESSES / 2)
         rows.append((
-            str(nodes), str(count), f"{max(loads) / (sum(loads) / count) - 1:.1%}", f"{sum(-(-s // _STEP) for s in files):,}",
+            str(nodes), str(count), f"{max(loads) / (sum(loads) / count) - 1:.1%}", f"{sum(-(-s // STEP) for s in files):,}",
             _time(verify), _time(merge), _time(verify * SLOWEST),
         ))  # fmt: skip
     return _table(

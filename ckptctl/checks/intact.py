@@ -65,14 +65,8 @@ def check_bytes(  # noqa: PLR0913  # what is looked at, and by whom
     )
 
 
-def compare_digests(files: Iterable[Contents]) -> int:
-    """Hash those files that have a digest on record; return how many agree with it.
-
-    Raises
-    ------
-    CorruptError
-        One does not, so that whatever was made of it would be wrong.
-    """
+def with_digests(files: Iterable[Contents]) -> list[FileBytes]:
+    """Return those files, each once, that have a digest on record."""
     every = tuple(files)
     records = OnRecord(None)
     found: dict[Path, FileBytes] = {}
@@ -84,13 +78,23 @@ def compare_digests(files: Iterable[Contents]) -> int:
             if recorded:
                 size = contents.range.length
                 found[file.path] = FileBytes(path=file.path, nbytes=size, file=file, recorded=recorded)
-    _read(list(found.values()), digest_all=False, progress=lambda _: None)
-    for one in found.values():
-        _compare(one, {each.path.name: each.digest for each in found.values()})
+    return list(found.values())
+
+
+def hold_digests(files: Sequence[FileBytes]) -> int:
+    """Hold the digests of files against those on record; return how many agree.
+
+    Raises
+    ------
+    CorruptError
+        One does not, so that whatever was made of it would be wrong.
+    """
+    for one in files:
+        _compare(one, {each.path.name: each.digest for each in files})
         if one.findings:
             hint = "copy it again, or take an older checkpoint; --no-check copies the damage"
             raise CorruptError(f"{one.path}: {one.findings[0].message}", hint=hint)
-    return sum(one.outcome is Outcome.VERIFIED for one in found.values())
+    return sum(one.outcome is Outcome.VERIFIED for one in files)
 
 
 def _read(files: Sequence[FileBytes], *, digest_all: bool, progress: Progress, workers: int | None = None) -> list[int]:

@@ -129,7 +129,7 @@ def _confirm(source: ByteRange, members: Sequence[Member], index: int, directory
 def _look(source: ByteRange, members: Sequence[Member], index: int) -> int:
     """Look at what lies before the data of a member; return the length of the extra field in its header."""
     member = members[index]
-    raw = source.read(member.before, member.data - member.before)
+    raw = source.sub(member.before, member.data - member.before).read()  # whoever reads this reads no farther
     _close(source, members[index - 1] if index else None, raw[: member.header - member.before])
     return _check_local(source, member, raw[member.header - member.before : member.fixed - member.before])
 

@@ -14,6 +14,7 @@ from ckptctl.formats.write_safetensors import SafetensorsWriter
 from ckptctl.rewrite.checksums import Checksums
 from ckptctl.rewrite.pour import Pouring
 from ckptctl.rewrite.read_back import read_back
+from ckptctl.rewrite.source_digests import SourceDigests
 from ckptctl.rewrite.targets import is_abandoned
 from ckptctl.rewrite.workers import write_shared
 from ckptctl.storage import StoredFile, has_file, is_remote, open_file
@@ -55,7 +56,7 @@ class Outcome:
     """What came of it.
 
     `verified` counts the records whose checksums were compared on the way, `compared` the files of the source whose
-    digests were before; `overflows` the numbers that became infinite, by tensor.
+    digests were; `overflows` the numbers that became infinite, by tensor.
     """
 
     files: tuple[Written, ...]
@@ -66,9 +67,15 @@ class Outcome:
 
 
 def carry_out(
-    outputs: Outputs, inputs: tuple[Contents, ...], options: Options, progress: Callable[[int], None]
+    outputs: Outputs,
+    inputs: tuple[Contents, ...],
+    options: Options,
+    progress: Callable[[int], None],
+    digests: SourceDigests | None = None,
 ) -> Outcome:
     """Write all files of a plan; either all of them get their names, or none.
+
+    `digests` see what is copied, and are compared by the caller, who writes more; else they are before there is a name.
 
     Raises
     ------
@@ -76,7 +83,8 @@ def carry_out(
         The source is damaged, changed meanwhile, or there was no room. Nothing is left behind.
     """
     start = time.monotonic()
-    work = _Work(options, Checksums(inputs) if options.check else None, {}, progress)
+    own = SourceDigests(inputs) if options.check and digests is None else None
+    work = _Work(options, Checksums(inputs) if options.check else None, digests or own, {}, progress)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_directory(outputs.files[0].path.parent))
         staged: list[tuple[Staged | Upload, Written]] = []
@@ -88,19 +96,15 @@ def carry_out(
             staged.append((place, written))
             if isinstance(place, Upload) and outputs.index:
                 stack.enter_context(_sent_ahead(place, written, options))
-        for contents in inputs:
-            if isinstance(contents.range.file, StoredFile):
-                contents.range.file.release()
-        if work.overflows and not options.allow_overflow:
-            raise _overflow(outputs.files[0].path, work.overflows, options)
-        for needed in outputs.needed:
-            needed.check_in_place()
+        compared = own.compare() if own else 0
+        _check_sources(outputs, inputs, work)
         _publish(outputs, staged, sidecars=options.digest and options.sidecar)
     return Outcome(
         files=tuple(written for _, written in staged),
         seconds=time.monotonic() - start,
         verified=work.checksums.verified if work.checksums else 0,
         overflows=work.overflows,
+        compared=compared,
     )
 
 
@@ -110,13 +114,25 @@ class _Work:
 
     options: Options
     checksums: Checksums | None
+    digests: SourceDigests | None
     overflows: dict[str, int]
     progress: Callable[[int], None]
 
 
+def _check_sources(outputs: Outputs, inputs: tuple[Contents, ...], work: _Work) -> None:
+    """Make sure that what was read is still there, unchanged, and that all of it could be written."""
+    for contents in inputs:
+        if isinstance(contents.range.file, StoredFile):
+            contents.range.file.release()
+    if work.overflows and not work.options.allow_overflow:
+        raise _overflow(outputs.files[0].path, work.overflows, work.options)
+    for needed in outputs.needed:
+        needed.check_in_place()
+
+
 def _write(place: Staged | Upload, file: OutputFile, work: _Work) -> Written:
     options = work.options
-    pouring = Pouring(file.items, work.checksums, work.overflows)
+    pouring = Pouring(file.items, work.checksums, work.digests, work.overflows)
     if options.workers > 1 and isinstance(file.writer, SafetensorsWriter) and isinstance(place, Staged):
         with _full_disk(file):
             digest = write_shared(place.path, file.writer, pouring, options, work.progress)

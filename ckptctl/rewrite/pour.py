@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from ckptctl.model import TensorInfo
     from ckptctl.rewrite.checksums import Checksums
     from ckptctl.rewrite.prepared import Item
+    from ckptctl.rewrite.source_digests import SourceDigests
     from ckptctl.storage import ByteRange
-    from ckptctl.storage.copy import Pump
+    from ckptctl.storage.copy import Pump, Watching
 
 
 _BLOCK = 2 << 20
@@ -22,13 +23,19 @@ _BLOCK = 2 << 20
 
 
 class Pouring:
-    """Puts the bytes of named items into a pump, comparing checksums of the source on the way.
+    """Puts the bytes of named items into a pump, comparing checksums and digests of the source on the way.
 
     `overflows` collects how many numbers of a tensor became infinite by a cast.
     """
 
-    def __init__(self, items: Mapping[str, Item], checksums: Checksums | None, overflows: dict[str, int]) -> None:
-        self._items, self._checksums, self._overflows = items, checksums, overflows
+    def __init__(
+        self,
+        items: Mapping[str, Item],
+        checksums: Checksums | None,
+        digests: SourceDigests | None,
+        overflows: dict[str, int],
+    ) -> None:
+        self._items, self._checksums, self._digests, self._overflows = items, checksums, digests, overflows
 
     def pour(self, name: str, pump: Pump, crc: Crc | None) -> None:
         """Put the bytes of one item into the pump."""
@@ -40,11 +47,15 @@ class Pouring:
             self._checksums.forget(item.source)
 
     def _poured(self, name: str, item: Item, pump: Pump, crc: Crc | None) -> None:
-        places = None if item.cast else raw_ranges(item.source)
-        if places is None:
-            if self._checksums:
+        places = raw_ranges(item.source)
+        if places is None or item.cast:
+            recorded = self._checksums.exactly(places[0]) if self._checksums and places and len(places) == 1 else None
+            if self._checksums and recorded is None:
                 self._checksums.check_around(opened(item.source), self._sharing)
-            self._worked_out(name, item, pump, crc)
+            read = Crc() if recorded else None
+            self._worked_out(name, item, pump, crc, read)
+            if self._checksums and recorded and read:
+                self._checksums.compare(recorded, read.value, self._sharing)
             if self._checksums:
                 self._checksums.unpacked(item.source)
             return
@@ -60,18 +71,25 @@ class Pouring:
         if recorded is None:
             if self._checksums:
                 self._checksums.check_at(place, self._sharing)
-            pump.copy(place, crc)
+            pump.copy(place, *self._watching(place, crc))
             return
         seen = crc or Crc()
-        pump.copy(place, seen)
+        pump.copy(place, *self._watching(place, seen))
         if self._checksums:
             self._checksums.compare(recorded, pump.settle(seen), self._sharing)
+
+    def _watching(self, place: ByteRange, crc: Crc | None) -> tuple[Watching, ...]:
+        digest = self._digests.watch(place) if self._digests else None
+        return tuple(one for one in (crc, digest) if one)
 
     def _sharing(self) -> Mapping[str, TensorInfo]:
         return {name: item.source for name, item in self._items.items()}
 
-    def _worked_out(self, name: str, item: Item, pump: Pump, crc: Crc | None) -> None:
+    def _worked_out(self, name: str, item: Item, pump: Pump, crc: Crc | None, read: Crc | None) -> None:
+        """Put values in blocks into the pump; `read` is of the blocks as they were before a cast."""
         for block in values(item):
+            if read:
+                read.update(block)
             if item.cast:
                 from ckptctl.tensors.cast import cast  # noqa: PLC0415  # NumPy, only where it is needed
 

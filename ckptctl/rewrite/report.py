@@ -43,7 +43,7 @@ class RewriteReport:
     """What was made of one source, or would be (`written` tells).
 
     `bytes_checked` is ``verified`` if checksums inside the source were compared on the way (`records_verified`), or
-    SHA-256 on record of its files before (`digests_verified`), ``unverified`` if it has none or they were not looked
+    SHA-256 on record of its files (`digests_verified`), ``unverified`` if it has none or they were not looked
     at. `values` counts the plain values that are kept;
     `left_out` maps what was dropped, as asked, to the reason; `aside` says what was not selected. `overflows`
     counts numbers that became infinite, by tensor.

@@ -11,12 +11,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptctl.checks.intact import compare_digests
 from ckptctl.errors import CorruptError, ExistsError, UsageError
 from ckptctl.rewrite.carry_out import Outcome, carry_out
 from ckptctl.rewrite.committed import commit, is_committed
 from ckptctl.rewrite.markers import Markers
 from ckptctl.rewrite.outputs import Outputs
+from ckptctl.rewrite.source_digests import SourceDigests
 from ckptctl.rewrite.targets import check_outputs
 from ckptctl.storage import has_file, is_remote
 from ckptctl.storage.share import Share
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def written_out(
     outputs: Outputs, inputs: tuple[Contents, ...], options: Options, progress: Callable[[int], None]
 ) -> Outcome:
-    """Write what was planned, alone or as one worker of several; digests of the source are compared before.
+    """Write what was planned, alone or as one worker of several.
 
     Raises
     ------
@@ -42,8 +42,7 @@ def written_out(
     """
     if options.share:
         return _shared_out(outputs, inputs, options, progress)
-    compared = compare_digests(inputs) if options.check else 0
-    return replace(carry_out(outputs, inputs, options, progress), compared=compared)
+    return carry_out(outputs, inputs, options, progress)
 
 
 def _shared_out(
@@ -64,8 +63,7 @@ def _shared_out(
         return Outcome(files=(), seconds=0, verified=0, overflows={})
     markers.begin(share)
     try:
-        if options.check:
-            compared = compare_digests(_read_by(mine, inputs))
+        digests = SourceDigests(_read_by(mine, inputs) if options.check else ())
         done = {file.path: found for file in mine if (found := markers.taken_up(file, check=options.check))}
         todo = [file for file in mine if file.path not in done]
         progress(sum(one.nbytes for one in done.values()))
@@ -74,9 +72,10 @@ def _shared_out(
         _check_unhurt(todo if whole else [], markers)
         for file in todo if not whole else ():
             alone = replace(options, share=None, force=markers.claim(file))
-            made = carry_out(Outputs(files=(file,)), inputs, alone, progress)
+            made = carry_out(Outputs(files=(file,)), inputs, alone, progress, digests)
             overflows |= made.overflows
             done[file.path] = markers.finish(made.files[0], made.verified)
+        compared = digests.compare()
         if share.index == 0:
             files = markers.all(progress, owners_of(outputs.files, share), anew=options.resume, check=options.check)
             commit(outputs, markers)

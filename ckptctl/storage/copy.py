@@ -7,7 +7,7 @@ import hashlib
 import os
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ckptctl.storage.local_file import LocalFile
 
@@ -25,6 +25,15 @@ _SMALL = 1 << 16
 _EARLY = 64 << 20
 """So many bytes after the last, write-back is started again, so that little is left to flush at the end."""
 _NOT_HERE = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM})
+
+
+class Watching(Protocol):
+    """What looks at bytes that pass through a `Pump`, in their order."""
+
+    pending: Future[None] | None
+
+    def update(self, data: memoryview) -> None:
+        """Look at some bytes."""
 
 
 class Crc:
@@ -93,7 +102,7 @@ class Pump:
         self._threads = {name: ThreadPoolExecutor(1, name) for name in ("hash", "check", "flush")}
         self._slots = [_Slot() for _ in range(_SLOTS)]
         self._current, self._used = 0, 0
-        self._segments: list[tuple[Crc, int, int]] = []
+        self._segments: list[tuple[Watching, int, int]] = []
         self._flushed, self._flushing = 0, Future[None]()
         self._flushing.set_result(None)
 
@@ -104,22 +113,22 @@ class Pump:
             free = self._free()
             count = min(len(free), len(view))
             free[:count] = view[:count]
-            self._took(count, crc)
+            self._took(count, (crc,) if crc else ())
             view = view[count:]
 
-    def copy(self, source: ByteRange, crc: Crc | None = None) -> None:
-        """Write the bytes of a range, adding them to `crc`."""
+    def copy(self, source: ByteRange, *watching: Watching) -> None:
+        """Write the bytes of a range, which others are watching."""
         done = self._copy_directly(source) if self._direct and source.length >= _SMALL else 0
         while done < source.length:
             free = self._free()
             count = min(len(free), source.length - done)
             source.read_into(free[:count], done)
-            self._took(count, crc)
+            self._took(count, watching)
             done += count
 
     def settle(self, crc: Crc) -> int:
         """Return the value of `crc` over all bytes so far."""
-        if any(crc is other for other, _, _ in self._segments):
+        if self._is_waiting(crc):
             self._send()
         if crc.pending:
             crc.pending.result()
@@ -144,14 +153,13 @@ class Pump:
     def _free(self) -> memoryview:
         return self._slots[self._current].view[self._used :]
 
-    def _took(self, count: int, crc: Crc | None) -> None:
+    def _took(self, count: int, watching: tuple[Watching, ...]) -> None:
         start, self._used = self._used, self._used + count
-        if crc:
-            waiting = crc.pending or any(crc is other for other, _, _ in self._segments)
-            if count < _SMALL and not waiting:
-                crc.update(self._slots[self._current].view[start : self._used])
+        for one in watching:
+            if count < _SMALL and not one.pending and not self._is_waiting(one):
+                one.update(self._slots[self._current].view[start : self._used])
             else:
-                self._segments.append((crc, start, self._used))
+                self._segments.append((one, start, self._used))
         if self._used == BLOCK:
             self._send()
 
@@ -167,11 +175,14 @@ class Pump:
         if segments:
             checking = self._threads["check"].submit(_check, slot.view, segments)
             slot.pending.append(checking)
-            for crc, _, _ in segments:
-                crc.pending = checking
+            for one, _, _ in segments:
+                one.pending = checking
         self._write(view)
         self._current = (self._current + 1) % _SLOTS
         self._slots[self._current].wait()
+
+    def _is_waiting(self, one: Watching) -> bool:
+        return any(one is other for other, _, _ in self._segments)
 
     def _write(self, view: memoryview) -> None:
         while len(view):
@@ -208,6 +219,6 @@ class Pump:
         return done
 
 
-def _check(view: memoryview, segments: list[tuple[Crc, int, int]]) -> None:
-    for crc, start, end in segments:
-        crc.update(view[start:end])
+def _check(view: memoryview, segments: list[tuple[Watching, int, int]]) -> None:
+    for one, start, end in segments:
+        one.update(view[start:end])

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckptctl.storage.remote_file import FIRST, RemoteFile, pool
+from ckptctl.storage.remote_file import FIRST, RemoteFile
+from ckptctl.storage.streams import pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import bisect
 import threading
-from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import ChangedError, UnreadableError
 from ckptctl.storage.byterange import StoredFile
-from ckptctl.storage.daemons import Daemons
 from ckptctl.storage.guards import Guards
 from ckptctl.storage.held import held
+from ckptctl.storage.spans import merged
 from ckptctl.storage.stores import asked, note_version, tag_of, transferred
+from ckptctl.storage.streams import Streams, pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
-    from concurrent.futures import Future
     from pathlib import Path
 
     from ckptctl.storage.listing import Entry
@@ -27,43 +25,7 @@ if TYPE_CHECKING:
 
 FIRST = 1 << 20
 """Bytes of the first request: headers of most files are in them."""
-_STEP = 4 << 20
-"""Bytes of a request when a file is read from its beginning to its end."""
-_AHEAD = 3
-"""So many such requests are under way before they are needed."""
-_SMALL = 64 << 10
-"""Bytes asked for at least, where a file is read here and there."""
-_TAIL = 256 << 10
-"""Bytes asked for at least at the end of a file: most directories of archives are in them."""
-_KEPT = 4
-_SURE, _SKIPPED = 2, 64 << 10
-"""After so many reads that each began where the last one ended, or not far behind, a file is read straight through."""
-_GAP, _BETWEEN = 16 << 10, 32 << 20
-"""Pieces that lie no farther apart are asked for in one, as long as no more bytes in all lie between them. With so many
-requests under way, one more costs no more time than these bytes."""
-_WORKERS = 192
-"""Threads for that: of many small requests so many are under way."""
 _AT_ONCE = 16 << 20
-pool = Daemons(_WORKERS, "ckptctl-store")
-"""Threads that ask stores."""
-
-
-@dataclass(slots=True)
-class _Reader:
-    """How far one thread has come in an object: what it has read of late, and what is under way to it."""
-
-    next: int = -1
-    straight: int = 0
-    parts: list[tuple[int, memoryview]] = field(default_factory=list)
-    under_way: dict[int, tuple[int, Future[memoryview]]] = field(default_factory=dict)
-    """By where it begins, where each ends."""
-
-    def leave(self) -> None:
-        """Let go of what was asked for and will not be read."""
-        for at in list(self.under_way):
-            if one := self.under_way.pop(at, None):
-                one[1].cancel()
-        self.straight = 0
 
 
 class RemoteFile(StoredFile):
@@ -83,7 +45,7 @@ class RemoteFile(StoredFile):
         self._guards = Guards()
         self.path = self._address = path
         self._lock = threading.Lock()
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, Streams] = {}
         self._starts: list[int] = []
         self._expected: list[memoryview] = []
         self._head = memoryview(b"")
@@ -116,9 +78,10 @@ class RemoteFile(StoredFile):
         """Do the same; whoever reads this will go on to `end` at most."""
         wanted, done = max(0, min(len(buffer), self.size - offset)), 0
         self._guards.before(offset, wanted)
-        reader = self._reader(offset, wanted)
+        streams = self._streams()
+        streams.go(offset, wanted)
         while done < wanted:
-            at, data = self._part(reader, offset + done, wanted - done, min(end, self.size))
+            at, data = self._part(streams, offset + done, wanted - done, min(end, self.size))
             inside = offset + done - at
             count = min(wanted - done, len(data) - inside)
             buffer[done : done + count] = data[inside : inside + count]
@@ -132,11 +95,11 @@ class RemoteFile(StoredFile):
         wanted = [span for span, total in zip(wanted, sums, strict=True) if total <= _AT_ONCE]
         if len(wanted) < 2:
             return
-        merged = _merged(wanted)
-        found = [pool.submit(partial(self._ask, at, end)) for at, end in merged]
+        joined = merged(wanted)
+        found = [pool.submit(partial(self._ask, at, end)) for at, end in joined]
         data = [one.result() for one in found]
         with self._lock:
-            self._starts, self._expected = [at for at, _ in merged], data
+            self._starts, self._expected = [at for at, _ in joined], data
 
     def before_reading(
         self, spans: Sequence[tuple[int, int]], heads: Sequence[tuple[int, int]], check: Callable[[int], None]
@@ -179,59 +142,39 @@ class RemoteFile(StoredFile):
         known = self._known(offset, length)
         return length <= 0 or bool(known and known[0] + len(known[1]) >= offset + length)
 
-    def _reader(self, offset: int, length: int) -> _Reader:
-        """Return how far this thread has come, which is about to read on, or somewhere else."""
+    def _streams(self) -> Streams:
+        """Return how far this thread has come."""
         with self._lock:
-            reader = self._readers.setdefault(threading.get_ident(), _Reader())
-        if not 0 <= offset - reader.next <= _SKIPPED:
-            reader.leave()
-        reader.straight += 1
-        reader.next = offset + length
-        return reader
+            found = self._readers.get(threading.get_ident())
+            if found is None:
+                found = self._readers[threading.get_ident()] = Streams(self._ask, self.size, self._note)
+        return found
 
-    def _known(self, offset: int, length: int, reader: _Reader | None = None) -> tuple[int, memoryview] | None:
+    def _note(self) -> None:
+        """Say how much is held of it."""
+        with self._lock:
+            readers = list(self._readers.values())
+        held.note(self, sum(one.nbytes for one in readers) + len(self._head), sum(one.long for one in readers))
+
+    def _known(self, offset: int, length: int) -> tuple[int, memoryview] | None:
         """Return a part in memory that has at least the first of some bytes, all of them where one does."""
-        parts = [(0, self._head), *(reader.parts if reader else ())]
-        inside = [(at, data) for at, data in parts if at <= offset < at + len(data)]
+        inside = [(0, self._head)] if offset < len(self._head) else []
         index = bisect.bisect_right(self._starts, offset) - 1
         if index >= 0 and offset < self._starts[index] + len(self._expected[index]):
             inside.append((self._starts[index], self._expected[index]))
         return next((one for one in inside if one[0] + len(one[1]) >= offset + length), inside[0] if inside else None)
 
-    def _part(self, reader: _Reader, offset: int, length: int, end: int) -> tuple[int, memoryview]:
+    def _part(self, streams: Streams, offset: int, length: int, end: int) -> tuple[int, memoryview]:
         with self._lock:
-            known = self._known(offset, length, reader)
+            known = self._known(offset, length)
         if known is not None:
             return known
-        if reader.straight > _SURE:
-            return self._streamed(reader, offset, end)
         if offset < FIRST and not self._head:  # nothing was read yet
             data = self._head = self._ask(0, min(max(FIRST, offset + length), self.size))
             return 0, data
-        least = _TAIL if offset + length == self.size else _SMALL
-        start = max(0, min(offset, self.size - max(length, least)))
-        data = self._ask(start, min(offset + min(max(length, _SMALL), _STEP), self.size))
-        reader.parts = [*reader.parts[-_KEPT:], (start, data)]
-        return start, data
-
-    def _streamed(self, reader: _Reader, offset: int, end: int) -> tuple[int, memoryview]:
-        """Return the step of what is read straight through that has byte `offset`, and ask for those after it."""
-        offset = next((at for at, (last, _) in reader.under_way.items() if at <= offset < last), offset)
         with self._lock:
-            readers = len(self._readers)
-        ahead = held.ahead(_STEP, _AHEAD)
-        for at in range(offset, min(offset + (1 + ahead) * _STEP, end), _STEP):
-            if at not in reader.under_way:
-                last = min(at + _STEP, end)
-                reader.under_way[at] = last, pool.submit(partial(self._ask, at, last))
-        coming = reader.under_way.pop(offset, None)
-        try:
-            data = coming[1].result() if coming else self._ask(offset, min(offset + _STEP, end))
-        except CancelledError:  # it was let go in favour of others
-            data = self._ask(offset, min(offset + _STEP, end))
-        reader.parts = [(offset, data)]
-        held.note(self, readers * (1 + ahead) * _STEP + len(self._head), readers)
-        return offset, data
+            others = [one for one in self._readers.values() if one is not streams]
+        return streams.part(offset, length, end, others)
 
     def _ask(self, start: int, end: int) -> memoryview:
         meta, data = _got(self._address, start, end)
@@ -246,21 +189,6 @@ class RemoteFile(StoredFile):
         other = not tag and modified is not None and modified.timestamp() != self.modified
         if meta["size"] != self.size or tag != self.tag or other:
             raise _changed(self.path)
-
-
-def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join spans, in their order, across the narrowest gaps between them."""
-    gaps = sorted(at - before for (_, before), (at, _) in pairwise(spans) if 0 < at - before <= _GAP)
-    narrow = next((gap for gap, total in zip(gaps, accumulate(gaps), strict=True) if total > _BETWEEN), _GAP + 1)
-    merged, left = [spans[0]], _BETWEEN - sum(gap for gap in gaps if gap < narrow)
-    for at, end in spans[1:]:
-        gap = at - merged[-1][1]
-        if gap < narrow or gap == narrow <= left:
-            left -= gap if gap == narrow else 0
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((at, end))
-    return merged
 
 
 def _changed(path: Path) -> ChangedError:

@@ -20,9 +20,9 @@ from ckptctl.errors import UnreadableError, UsageError
 from ckptctl.ops.consolidate import consolidate
 from ckptctl.ops.convert import Options, convert
 from ckptctl.ops.inspect import inspect
-from ckptctl.storage import address, remote_file, stores
+from ckptctl.storage import address, remote_file, spans, stores
 from ckptctl.storage import held as held_bytes
-from ckptctl.storage.remote_file import _merged
+from ckptctl.storage.spans import merged
 from ckptctl.storage.stores import transferred
 from tests.storage.stores import bucket, served, start
 
@@ -47,12 +47,12 @@ def test_only_headers_are_transferred_whatever_lies_between(kind, count, size, m
 
 
 def test_gaps_are_closed_from_the_narrowest_on_and_no_more_than_so_many_bytes_of_them(monkeypatch):
-    monkeypatch.setattr(remote_file, "_GAP", 100)
-    monkeypatch.setattr(remote_file, "_BETWEEN", 60)
-    assert _merged([(0, 10), (20, 30), (131, 140)]) == [(0, 30), (131, 140)]
-    assert _merged([(0, 10), (60, 70), (80, 90), (100, 110)]) == [(0, 10), (60, 110)]
-    assert _merged([(0, 10), (40, 50), (80, 90), (120, 130)]) == [(0, 90), (120, 130)]
-    assert _merged([(0, 10), (5, 30), (30, 40)]) == [(0, 40)]
+    monkeypatch.setattr(spans, "_GAP", 100)
+    monkeypatch.setattr(spans, "_BETWEEN", 60)
+    assert merged([(0, 10), (20, 30), (131, 140)]) == [(0, 30), (131, 140)]
+    assert merged([(0, 10), (60, 70), (80, 90), (100, 110)]) == [(0, 10), (60, 110)]
+    assert merged([(0, 10), (40, 50), (80, 90), (120, 130)]) == [(0, 90), (120, 130)]
+    assert merged([(0, 10), (5, 30), (30, 40)]) == [(0, 40)]
 
 
 def test_what_is_held_of_many_shards_does_not_grow_with_them(tmp_path, monkeypatch):
@@ -64,18 +64,17 @@ def test_what_is_held_of_many_shards_does_not_grow_with_them(tmp_path, monkeypat
     store.fill(tmp_path / "s", "m/")
     start()
     most, held = 0, []
-    streamed = remote_file.RemoteFile._streamed
+    note = remote_file.RemoteFile._note
 
-    def watched(self, *args):
+    def watched(self):
         nonlocal most
-        found = streamed(self, *args)
+        note(self)
         held.append(self)
         readers = [reader for one in set(held) for reader in one._readers.values()]
-        kept = sum(len(data) for reader in readers for _, data in reader.parts)
+        kept = sum(reader.nbytes for reader in readers)
         most = max(most, kept + sum(len(one._head) for one in set(held)))
-        return found
 
-    monkeypatch.setattr(remote_file.RemoteFile, "_streamed", watched)
+    monkeypatch.setattr(remote_file.RemoteFile, "_note", watched)
     consolidate("s3://held/m", tmp_path / "whole.safetensors")
     assert len({one.path for one in held}) == 40
     assert most < 64 * MB

@@ -58,7 +58,7 @@ def copy_files(copies: Iterable[Copied], *, force: bool) -> None:
         with uninterrupted(), staged_for(one.target, force=force, nbytes=file.size) as staged:
             pump = pump_into(staged, digest=False)
             try:
-                pump.copy(file.range(), None)
+                pump.copy(file.range())
                 pump.finish()
             finally:
                 pump.close()

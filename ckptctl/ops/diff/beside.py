@@ -98,15 +98,13 @@ def byte_identical(a: Checkpoint, b: Checkpoint) -> bool | None:
         return None
     if one.size != other.size or _places(a.files[0]) != _places(b.files[0]):
         return False
-    at = 0
+    between, at = [], 0
     for start, length in [*_places(a.files[0]), (one.size, 0)]:
-        while at < start:
-            count = min(start - at, _BLOCK)
-            if one.pread(count, at) != other.pread(count, at):
-                return False
-            at += count
+        between += [(first, min(start - first, _BLOCK)) for first in range(at, start, _BLOCK)]
         at = max(at, start + length)
-    return True
+    for file in (one, other):
+        file.expect(between)
+    return all(one.pread(count, first) == other.pread(count, first) for first, count in between)
 
 
 def _places(contents: Contents) -> list[tuple[int, int]]:
