@@ -48,7 +48,7 @@ def values_of(tensor: TensorInfo):
     width = bits // 8
     whole = np.zeros((*tensor.shape, width), dtype=np.uint8)
     for piece in tensor.pieces:
-        raw = piece.range.read()
+        raw = piece.unpack() if piece.unpack else piece.range.read()
         if piece.encoding & Encoding.LATIN1:
             raw = raw.decode().encode("latin1")
         elements = np.frombuffer(raw, dtype=np.uint8).reshape(-1, width)

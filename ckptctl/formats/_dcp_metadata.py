@@ -5,7 +5,7 @@ Read off files of torch 2.4 to 2.13, as `torch/distributed/checkpoint/metadata.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import CkptctlError, CorruptError, LimitError
@@ -13,7 +13,7 @@ from ckptctl.formats._pickle import interpret_calls, record
 from ckptctl.formats._pickle.interpret import value_of
 from ckptctl.formats._pickle.loop import outranked
 from ckptctl.formats._pickle.records import Call, Global, NodeToken
-from ckptctl.model import DType, GlobalUse, dtype_of_torch
+from ckptctl.model import DTYPES, DType, GlobalUse, dtype_of_torch
 
 if TYPE_CHECKING:
     from ckptctl.formats._pickle import Context, Storage
@@ -64,6 +64,18 @@ class DcpMetadata:
     values: dict[str, Item | None]
     globals: tuple[GlobalUse, ...]
     paths: dict[str, tuple[str | int, ...]]
+
+
+def _unpacked(tensor: DcpTensor) -> DcpTensor:
+    """Two 4-bit values a byte: count values, as the items themselves are read, not bytes, as torch does."""
+    if tensor.dtype.name != "F4X2" or not tensor.shape:
+        return tensor
+
+    def doubled(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return (*sizes[:-1], sizes[-1] * 2)
+
+    chunks = (replace(one, offsets=doubled(one.offsets), sizes=doubled(one.sizes)) for one in tensor.chunks)
+    return DcpTensor(dtype=DTYPES["F4"], shape=doubled(tensor.shape), chunks=tuple(chunks))
 
 
 class _Outside:
@@ -127,7 +139,7 @@ class _Reader:
         shape = self._context.size(fields.get("size"))
         nodes = fields.get("chunks")
         chunks = tuple(self._chunk(name, chunk, shape, items) for chunk in nodes) if isinstance(nodes, list) else ()
-        return DcpTensor(dtype=self._dtype(fields.get("properties")), shape=shape, chunks=chunks)
+        return _unpacked(DcpTensor(dtype=self._dtype(fields.get("properties")), shape=shape, chunks=chunks))
 
     def _chunk(
         self, name: str, node: object, shape: tuple[int, ...], items: dict[tuple[str, tuple[int, ...] | None], Item]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import CkptctlError, CorruptError, LimitError, MissingExtraError, UnsupportedError, counted
-from ckptctl.formats._hdf5_chunks import Chunks
+from ckptctl.formats._hdf5_chunks import GZIP, LZF, SHUFFLE, Chunks, Packing
 from ckptctl.formats._hdf5_file import Opened
 from ckptctl.formats._npy import KINDS
 from ckptctl.model import DTYPES, DType, Encoding, Piece, TensorInfo
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from ckptctl.storage import ByteRange
 
+_MAGIC = b"\x89HDF\r\n\x1a\n"
 _MAX_DEPTH, _MAX_OBJECTS, _MAX_CHUNKS = 64, 1_000_000, 1_000_000
 _MAX_TEXT, _MAX_JSON = 1 << 20, 64 << 20
 """Bytes of an attribute, and of one that is asked for."""
-_FILTERS = {1: "gzip", 2: "shuffle", 32000: "lzf"}
+_FILTERS = (GZIP, SHUFFLE, LZF)
 _MOST_PACKED = 1100
 """No filter packs more bytes than this into one."""
 
@@ -74,6 +75,8 @@ def _h5py(source: ByteRange) -> Any:
 def _check_end(source: ByteRange) -> None:
     """Hold the end that the superblock records against the length."""
     head = source.head(52)
+    if not head.startswith(_MAGIC):
+        raise UnsupportedError(f"{source.file.path}: an HDF5 file that begins with something else, which is not read")
     if len(head) < 52 or head[8] > 3:
         raise CorruptError(f"{source.file.path}: damaged HDF5 file: it breaks off in its superblock")
     version = head[8]
@@ -146,7 +149,7 @@ class _Walk:
             return  # no tensor
         if dtype is None:
             raise UnsupportedError(f"{self.where}: {name} is of the type {dataset.dtype}, which is not read")
-        if dtype.name != "BOOL" and not _is_stored_as(dataset):
+        if dataset.id.get_type().get_size() != 1 if dtype.name == "BOOL" else not _is_stored_as(dataset):
             raise UnsupportedError(f"{self.where}: {name} is stored in a type of its own, which is not read")
         if name in self.found.tensors:
             raise UnsupportedError(f"{self.where}: two datasets are called {name}, as / is written as a dot")
@@ -180,20 +183,28 @@ class _Walk:
         if nbytes > _MOST_PACKED * stored:
             raise self._bad(f"{name} needs {nbytes} bytes, its chunks hold {stored}")
         swapped = Encoding.SWAPPED if dataset.dtype.byteorder == ">" else Encoding.RAW
+        plist = dataset.id.get_create_plist()
+        packing = Packing(
+            path=dataset.name,
+            shape=tuple(dataset.chunks),
+            width=dataset.dtype.itemsize,
+            filters=tuple(plist.get_filter(index)[0] for index in range(plist.get_nfilters())),
+        )
         for chunk in _infos(dataset.id, count):
             at = tuple(chunk.chunk_offset)
             if chunk.byte_offset is None or chunk.byte_offset + chunk.size > self.source.length:
                 raise self._bad(f"a chunk of {name} ends beyond the file")
             sizes = tuple(min(c, size - a) for c, size, a in zip(dataset.chunks, shape, at, strict=True))
             block = self.source.sub(chunk.byte_offset, chunk.size)
-            unpack = self.chunks.unpacker(dataset.name, at, sizes)
+            unpack = self.chunks.unpacker(packing, block, chunk.filter_mask, at, sizes)
             yield Piece(range=block, offsets=at, shape=sizes, encoding=Encoding.CHUNK | swapped, unpack=unpack)
 
     def _attributes(self, group: Any, texts: tuple[str, ...]) -> Iterator[tuple[str, object]]:
         """Yield attributes that are a text or a number, and not large, and `texts` whatever they are."""
         for name in group.attrs:
             kind, most = group.attrs.get_id(name), _MAX_JSON if name in texts else _MAX_TEXT
-            long = kind.get_storage_size() > most
+            empty = kind.shape is None or 0 in kind.shape  # the library has no size for such a one
+            long = not empty and kind.get_storage_size() > most
             value: Any = None if kind.shape != () or long else group.attrs[name]
             value = value.item() if hasattr(value, "item") else value
             long = long or (isinstance(value, (str, bytes)) and len(value) > most)

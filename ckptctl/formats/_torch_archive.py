@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import zlib
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CorruptError
 from ckptctl.formats import _zip
 from ckptctl.formats._pickle import Storage
-from ckptctl.formats._pickle.levels import STORAGES
+from ckptctl.formats._pickle.levels import STORAGES_READ
 from ckptctl.formats._pickle.records import Global
 from ckptctl.model import DType, dtype_of_torch
 
@@ -25,7 +26,9 @@ _UNTYPED = ("torch.storage", "UntypedStorage")
 
 
 class Archive:
-    """The records of one archive, by their names below its only root."""
+    """The records of one archive, by their names below its only root; its storages are those in `folder`."""
+
+    folder = "data"
 
     def __init__(self, source: ByteRange) -> None:
         self.source = source
@@ -39,6 +42,12 @@ class Archive:
         if order not in ("little", "big"):
             raise _zip.corrupt(source, f"its byte order is {order[:20]!r}, which is none")
         self.swapped = order == "big"
+
+    def within(self, folder: str) -> Archive:
+        """Return the same archive, of which other records are the storages."""
+        other = copy.copy(self)
+        other.folder, other.storages = folder, {}
+        return other
 
     def record(self, name: str) -> ByteRange:
         """Return the bytes of a record, which must be stored as they are."""
@@ -74,11 +83,14 @@ class Archive:
         dtype = dtype_of_storage(self.source.file.path, kind)
         if not _KEY.fullmatch(key) or not 0 <= numel < _MAX_NUMEL:
             raise self._bad(f"a storage has the key {key[:80]!r} and {numel} elements")
-        record = self.record(f"data/{key}")
+        record = self.record(f"{self.folder}/{key}")
         needed = numel * width(dtype)
         if record.length != needed:
-            raise _zip.corrupt(self.source, f"record data/{key} has {record.length} bytes, its tensors need {needed}")
-        return Storage(key, dtype, numel, record, swapped=self.swapped)
+            raise _zip.corrupt(
+                self.source, f"record {self.folder}/{key} has {record.length} bytes, its tensors need {needed}"
+            )
+        name = key if self.folder == Archive.folder else f"{self.folder}/{key}"
+        return Storage(name, dtype, numel, record, swapped=self.swapped)
 
     def _text(self, name: str) -> str:
         return self.record(name).head(16).decode("ascii", "replace").strip()
@@ -89,7 +101,7 @@ class Archive:
 
 def dtype_of_storage(path: Path, kind: Global) -> DType | None:
     """Return the element type of a class of storages, None for the one without a type."""
-    dtype = dtype_of_torch(STORAGES.get(kind.name, "")) if kind.module == "torch" else None
+    dtype = dtype_of_torch(STORAGES_READ.get(kind.name, "")) if kind.module == "torch" else None
     if dtype is None and kind.pair != _UNTYPED:
         raise CorruptError(f"{path}: damaged pickle: {kind} is no class of storage")
     return dtype

@@ -47,8 +47,10 @@ def _about_records(records: dict[str, Member], found: Unpickled, storages: Seque
     trailing = records["data.pkl"].size - found.length
     if trailing:
         yield Severity.WARNING, "trailing-bytes", f"data.pkl goes on for {counted(trailing, 'byte')} after its end"
-    wanted = {f"data/{storage.key}" for storage in storages}
-    orphans = [member for name, member in records.items() if name.startswith("data/") and name not in wanted]
+    wanted = {_record(storage) for storage in storages}
+    orphans = [
+        member for name, member in records.items() if name.startswith(("data/", "constants/")) and name not in wanted
+    ]
     if orphans:
         size = sum(m.size for m in orphans)
         yield (
@@ -83,7 +85,7 @@ def _unused(storages: Sequence[Storage]) -> Iterable[Note]:
 
 def _never_written(records: dict[str, Member], storages: Sequence[Storage]) -> Iterable[Note]:
     """A CRC of zero beside others that are not: storages whose data was skipped when saving."""
-    empty = [s.key for s in storages if s.range.length and records[f"data/{s.key}"].crc == 0]
+    empty = [s.key for s in storages if s.range.length and records[_record(s)].crc == 0]
     if len(empty) >= 2 and records["data.pkl"].crc:
         yield (
             Severity.WARNING,
@@ -100,3 +102,8 @@ def _shards(found: Unpickled) -> Iterable[Note]:
             "one-rank",
             f"one rank's shard of a larger whole: {len(parts)} of {counted(len(found.tensors), 'tensor')}",
         )
+
+
+def _record(storage: Storage) -> str:
+    """Return the name of the record of a storage; only those of frozen modules say in which folder theirs lies."""
+    return storage.key if "/" in storage.key else f"data/{storage.key}"

@@ -22,7 +22,7 @@ def account(contents: Contents) -> tuple[Region, ...]:
     spans = spans_of(contents)
 
     def inside(member: _zip.Member) -> Iterator[Region]:
-        if member.name.partition("/")[2].startswith("data/"):
+        if member.name.partition("/")[2].startswith(("data/", "constants/")):
             return _storage(member, spans)
         return region(member.data, member.end, "header", member.name)
 

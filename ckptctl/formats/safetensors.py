@@ -6,6 +6,7 @@ https://github.com/huggingface/safetensors#format, with the rules of the referen
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ _METADATA = "__metadata__"
 _SUFFIX = ".safetensors"
 _SPACE = b" \t\n\r"
 _CHUNK = 1 << 16
-_MANY_BRACKETS = 100_000
+_MANY_BRACKETS, _LONG_TEXT = 100_000, 1000
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _HINT = "copy or download it again; a checksum from its source would show the damage"
 
 
@@ -59,7 +61,8 @@ def read(source: ByteRange) -> Contents:
     warnings: list[tuple[str, str]] = []
     if header[:1] != b"{":
         warnings.append(("leading-space", "white space before the header's first brace"))
-    if header.count(b"[") > 64 * header.count(b"data_offsets") + _MANY_BRACKETS:
+    most = 64 * header.count(b"data_offsets") + _MANY_BRACKETS
+    if header.count(b"[") > most and header.count(b"[") - _inside_texts(header) > most:
         raise LimitError(f"{where} holds more lists than its tensors can need")
     members = _json.parse(header, where=where, hook=entry_hook)
     if type(members) is Entry:  # three tensors that are called like the fields of an entry
@@ -91,6 +94,11 @@ def read(source: ByteRange) -> Contents:
         if whole.problem:
             warnings.append(("values-ignored", f"the plain values in its metadata are left aside: {whole.problem}"))
     return replace(found, findings=tuple(_finding(source, slug, message) for slug, message in dict.fromkeys(warnings)))
+
+
+def _inside_texts(header: bytes) -> int:
+    """Return how many brackets are part of a text, as in values that are kept as one."""
+    return sum(found[0].count(b"[") for found in _TEXT.finditer(header) if len(found[0]) > _LONG_TEXT)
 
 
 def account(contents: Contents) -> tuple[Region, ...]:

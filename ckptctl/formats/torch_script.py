@@ -5,15 +5,16 @@ The weights lie as in files of ``torch.save``; the classes are those that the ar
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptctl.formats import _zip
 from ckptctl.formats._format import Format
-from ckptctl.formats._pickle import unpickle
+from ckptctl.formats._pickle import Unpickled, unpickle
 from ckptctl.formats._torch_archive import Archive
 from ckptctl.formats._torch_findings import findings
 from ckptctl.formats._zip_regions import account, checksums
-from ckptctl.model import Aspect, Contents, Finding, Severity
+from ckptctl.model import Aspect, Contents, Finding, Severity, TensorInfo
 
 if TYPE_CHECKING:
     from ckptctl.storage import ByteRange
@@ -31,9 +32,9 @@ def accepts(source: ByteRange) -> bool:
 def read(source: ByteRange) -> Contents:
     """Describe the weights of a program, and say that it is one."""
     archive = Archive(source)
-    archive.check_crc("data.pkl")
-    found = unpickle(archive.record("data.pkl"), archive, own=_OWN)
-    storages = [storage for _, storage in archive.storages.values()]
+    constants = archive.within("constants")
+    found, frozen = _unpickled(archive, "data.pkl"), _unpickled(constants, "constants.pkl")
+    storages = [storage for one in (archive, constants) for _, storage in one.storages.values()]
     code = sum(name.startswith("code/") and name.endswith(".py") for name in archive.members)
     program = Finding(
         aspect=Aspect.STRUCTURE,
@@ -45,11 +46,22 @@ def read(source: ByteRange) -> Contents:
     return Contents(
         format=FORMAT.name,
         range=source,
-        tensors=found.tensors,
-        values=found.values,
-        globals=found.globals,
+        tensors={**_constants(frozen), **found.tensors},
+        values=found.values if found.tensors or not frozen.tensors else None,
+        globals=(*found.globals, *frozen.globals),
         findings=(program, *findings(source, found, storages, archive.directory.members)),
     )
+
+
+def _unpickled(archive: Archive, name: str) -> Unpickled:
+    archive.check_crc(name)
+    return unpickle(archive.record(name), archive, own=_OWN)
+
+
+def _constants(frozen: Unpickled) -> dict[str, TensorInfo]:
+    """Return the weights of a module that was frozen: they have numbers, and names no more."""
+    named = {f"constants.{name}": tensor for name, tensor in frozen.tensors.items()}
+    return {name: replace(tensor, name=name) for name, tensor in named.items()}
 
 
 FORMAT = Format(

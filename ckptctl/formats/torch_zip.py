@@ -38,7 +38,8 @@ def read(source: ByteRange) -> Contents:
     """Describe a file of ``torch.save`` without loading a tensor."""
     archive = _archive(source)
     archive.check_crc("data.pkl")
-    found = unpickle(archive.record("data.pkl"), archive)
+    pickle = archive.record("data.pkl")
+    found = unpickle(pickle, archive, most=pickle.length)  # NumPy's arrays lie in it
     storages = [storage for _, storage in archive.storages.values()]
     return Contents(
         format=FORMAT.name,

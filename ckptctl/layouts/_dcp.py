@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptctl import formats
 from ckptctl.errors import CkptctlError, CorruptError
-from ckptctl.layouts._components import split
+from ckptctl.layouts._components import merged, split
 from ckptctl.layouts._members import unfinished
 from ckptctl.model import Aspect, Component, Contents, Encoding, Finding, Part, Piece, Severity, TensorInfo
 from ckptctl.storage import ByteRange, open_ahead, open_file
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DATA = re.compile(r".*\.distcp")
 METADATA = re.compile(r"(__[0-9]{1,6})?\.metadata")
 _ZEROS = 64
-_MOST_FINDINGS, _MOST_VALUES, _LONG_VALUE, _MAX_DEPTH = 20, 1000, 1 << 20, 32
+_MOST_FINDINGS, _MOST_VALUES, _LONG_VALUE, _MAX_DEPTH = 20, 200_000, 1 << 20, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,14 @@ class Distributed:
         inside = {one.name for one in nested(list(self.values.values())) if isinstance(one, TensorRef)}
         flat = {**{name: TensorRef(name=name) for name in self.tensors if name not in inside}, **self.values}
         named = split(replace(whole, values=_tree(flat, self.paths)))
-        return dict(named if Component.MODEL in named or Component.OPTIMIZER in named else split(whole))
+        if Component.MODEL in named or Component.OPTIMIZER in named:
+            return dict(named)
+        if not self.values:
+            return dict(split(whole))
+        within = {name: tensor for name, tensor in self.tensors.items() if name in inside}
+        beside = split(replace(whole, tensors=within, values=_tree(self.values, self.paths)))
+        others = {name: tensor for name, tensor in self.tensors.items() if name not in inside}
+        return merged(split(replace(whole, tensors=others)), beside)  # no key tells, but names of tensors may
 
 
 def holds_dcp(seen: Scan) -> bool:
@@ -183,7 +190,10 @@ class _Data:
     def values(self, metadata: formats.DcpMetadata) -> dict[str, Contents | Elided]:
         """Read the items that are no tensors; what cannot be read is noted."""
         read: dict[str, Contents | Elided] = {}
-        for number, (name, item) in enumerate(metadata.values.items()):
+        place = {name: (item.path, item.offset) for name, item in metadata.values.items() if item}
+        for number, (name, item) in enumerate(
+            sorted(metadata.values.items(), key=lambda one: place.get(one[0], ("", 0)))
+        ):
             if number >= _MOST_VALUES:
                 read[name] = Elided("not read: there are too many")
                 continue
@@ -195,7 +205,7 @@ class _Data:
                 read[name] = formats.read(file.sub(item.offset, item.length))
             except CkptctlError as error:
                 self._note(error.slug, f"the item {name} cannot be read: {error.message}")
-        return read
+        return {name: read[name] for name in metadata.values}
 
     def _note(self, slug: str, message: str) -> None:
         if len(self.findings) < _MOST_FINDINGS:

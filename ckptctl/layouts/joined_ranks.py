@@ -46,6 +46,18 @@ def joined(first: Contents, ranks: Mapping[int, Contents], shared: Contents | No
     return replace(first, tensors=whole, values=plain)
 
 
+def with_different(first: object, ranks: Mapping[int, Contents]) -> object:
+    """Return the plain values of the first rank, and beside them what those of others have otherwise."""
+    if not isinstance(first, dict):
+        return first
+    values = dict(first)
+    for rank, contents in sorted(ranks.items()):
+        different = _different(first, contents.values, {})
+        if different:
+            values[_label(rank, values, contents.tensors)] = different
+    return values
+
+
 def own_tensors(contents: Contents, shared: Contents | None) -> dict[str, TensorInfo]:
     """Return the tensors that lie in the file of a rank."""
     common = shared.range.file if shared else None

@@ -18,6 +18,7 @@ from ckptctl.layouts._facts import facts
 from ckptctl.layouts._layout import Layout, Scan
 from ckptctl.layouts._members import missing
 from ckptctl.layouts._ranks import exchanged
+from ckptctl.layouts.joined_ranks import with_different
 from ckptctl.model import Checkpoint, Contents, Finding, Severity, TensorInfo
 from ckptctl.storage import open_ahead
 
@@ -51,7 +52,7 @@ def open_(seen: Scan) -> Checkpoint:
         layout=LAYOUT.name,
         title=f"{formats.title_of(first)}, {counted(len(contents), 'rank')}",
         files=tuple(_without_rank_note(one) for one in contents.values()),
-        parts=split(replace(first, tensors=tensors)),
+        parts=split(replace(first, tensors=tensors, values=with_different(first.values, contents))),
         step=found.step,
         epoch=found.epoch,
         metrics=found.metrics,

@@ -122,6 +122,8 @@ class _Work:
 def _check_sources(outputs: Outputs, inputs: tuple[Contents, ...], work: _Work) -> None:
     """Make sure that what was read is still there, unchanged, and that all of it could be written."""
     for contents in inputs:
+        if work.options.check:
+            contents.range.confirm()
         if isinstance(contents.range.file, StoredFile):
             contents.range.file.release()
     if work.overflows and not work.options.allow_overflow:

@@ -2,37 +2,31 @@
 
 A file grows under a temporary name beside its target, ``.NAME.ckptctl-tmp``, locked while its writer lives. It
 is flushed before it takes its name, and the directory after. What a killed writer left is removed by the next
-writer of the same target: nobody holds its lock.
+writer of the same target, or of the same directory: nobody holds its lock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import signal
 import stat
-import time
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import ExistsError, LockedError, NoSpaceError, UnreadableError
+from ckptctl.errors import ExistsError, NoSpaceError, UnreadableError
+from ckptctl.storage.claims import claimed
 from ckptctl.storage.copy import Pump
 from ckptctl.storage.places import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from io import FileIO
     from pathlib import Path
     from types import TracebackType
 
     from ckptctl.storage.upload import Upload
 
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES})
-_STALE = 3600
-"""Seconds after which a temporary file counts as left over where there are no locks."""
-_TRIES = 5
 
 
 class Staged:
@@ -52,7 +46,7 @@ class Staged:
         self.target, self.force = target, force
         self.path = temporary_of(target)
         check_target(target, force=force)
-        self._file = _claim(self.path, target)
+        self._file = claimed(self.path, target)
         self.fd = self._file.fileno()
         self._done = False
 
@@ -221,74 +215,5 @@ def flush_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _claim(path: Path, target: Path) -> FileIO:
-    """Create the temporary file, locked; remove one whose writer is dead.
-
-    It is opened as Python opens files, so that tools that follow a program's files see it, and see it flushed.
-    """
-    for _ in range(_TRIES):
-        try:
-            file = path.open("x+b", buffering=0)
-        except FileExistsError:
-            _sweep(path, target)
-            continue
-        except OSError as error:
-            error.filename = str(target)  # the temporary name says nothing to anybody
-            raise
-        try:
-            _lock(file.fileno(), target)
-        except LockedError:
-            file.close()  # a sweeper came between creating and locking
-            raise
-        if _is(path, file.fileno()):
-            return file
-        file.close()
-    raise _busy(target)
-
-
-def _sweep(path: Path, target: Path) -> None:
-    """Remove a temporary file that nobody writes any more."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    except OSError:
-        raise ExistsError(f"{path}: something that is not a leftover of ckptctl has this name") from None
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise ExistsError(f"{path}: something that is not a leftover of ckptctl has this name")
-        if not _lock(fd, target) and time.time() - found.st_mtime < _STALE:
-            raise _busy(target)
-        if _is(path, fd):
-            path.unlink()
-    finally:
-        os.close(fd)
-
-
-def _lock(fd: int, target: Path) -> bool:
-    """Lock a file; False where there are no locks."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return False
-        raise _busy(target) from None
-    return True
-
-
-def _is(path: Path, fd: int) -> bool:
-    """Whether a name still leads to the open file."""
-    try:
-        there, here = path.lstat(), os.fstat(fd)
-    except FileNotFoundError:
-        return False
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
-
-
 def _exists(target: Path) -> ExistsError:
     return ExistsError(f"{target}: exists already", hint="--force replaces it; -o gives another name")
-
-
-def _busy(target: Path) -> LockedError:
-    return LockedError(f"{target}: somebody else is writing it", hint="wait until the other one has finished")

@@ -27,7 +27,7 @@ def optimizer_by_name(model: Any, optimizer: Any) -> dict[str, Any]:
     by_number = dict(zip(numbers, flat, strict=True))
     return {
         **{key: value for key, value in state.items() if key not in _OURS},
-        "state": {by_number[number]: one for number, one in state["state"].items()},
+        "state": {by_number.get(number, number): one for number, one in state["state"].items()},
         "param_groups": [group | {"params": names} for group, names in zip(state["param_groups"], groups, strict=True)],
     }
 
@@ -49,11 +49,11 @@ def optimizer_from_names(model: Any, optimizer: Any, state: Mapping[str, Any]) -
         raise UnsupportedError(f"the optimizer is {' and '.join(parts)}, unlike the one that was saved")
     made: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
-    for names in groups:
+    for names, present in zip(groups, optimizer.param_groups, strict=True):
         owners = {saved[name] for name in names}
         if len(owners) > 1:
             raise UnsupportedError(f"{listed(names)} are in one group of the optimizer, and were saved in several")
-        settings = dict(state["param_groups"][owners.pop()]) if owners else {}
+        settings = dict(state["param_groups"][owners.pop()] if owners else present)  # a group may have no parameters
         if "param_names" in settings:
             settings["param_names"] = names
         numbers |= {name: len(numbers) + at for at, name in enumerate(names)}
@@ -61,9 +61,10 @@ def optimizer_from_names(model: Any, optimizer: Any, state: Mapping[str, Any]) -
     rest = {key: value for key, value in state.items() if key not in _OURS}
     have = dict(model.named_parameters())
     placed = {
-        name: {key: placed_as(have[name], value) for key, value in one.items()} for name, one in state["state"].items()
+        name: {key: placed_as(have[name], value) for key, value in one.items()} if name in have else one
+        for name, one in state["state"].items()
     }
-    return {**rest, "state": {numbers[name]: one for name, one in placed.items()}, "param_groups": made}
+    return {**rest, "state": {numbers.get(name, name): one for name, one in placed.items()}, "param_groups": made}
 
 
 def _names(model: Any, optimizer: Any) -> list[list[str]]:

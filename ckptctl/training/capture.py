@@ -104,7 +104,8 @@ class TrainingState:
         if self.optimizer is not None and "optimizer" in state:  # refused before anything is changed
             optimizer = optimizer_from_names(self.model, self.optimizer, state["optimizer"])
         ema = placed_as(self.ema.state_dict(), state["ema"]) if self.ema is not None and "ema" in state else None
-        self._put_model(state, here)
+        if "model" in state:
+            self._put_model(state, here)
         if optimizer is not None:
             self.optimizer.load_state_dict(optimizer)
         for name, part in self._parts():
@@ -151,7 +152,7 @@ class TrainingState:
 
 
 def _generators() -> dict[str, Any]:
-    """Return the states of all random generators, those of accelerators where some have been used."""
+    """Return the states of all random generators, those of CUDA's devices where some have been used."""
     import numpy as np
     import torch
 
@@ -178,7 +179,8 @@ def _put_back(states: Mapping[str, Any]) -> None:
     if "torch" in states:
         torch.set_rng_state(states["torch"].cpu())
     if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([one.cpu() for one in states["cuda"]])
+        for index, one in enumerate(states["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(one.cpu(), index)
 
 
 def _versions() -> dict[str, str]:

@@ -14,7 +14,7 @@ from ckptctl.rewrite.outputs import SAFETENSORS, OutputFile, Outputs
 from ckptctl.storage import StoredFile, has_file, open_file, unreadable
 from ckptctl.storage.digest import sha256_of
 from ckptctl.tensors.compare import same_bytes
-from ckptctl.training.warned import warned
+from ckptctl.training.warned import warned_aside
 from ckptctl.values import BASE_KEY, BASE_VALUES_KEY, VALUES_KEY
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def without_unchanged(outputs: Outputs, base: Path | None) -> Outputs:
 
 def warn_whole(error: CkptctlError) -> None:
     """Say that all is saved, and why."""
-    warned(f"the whole state is saved: {error.message}", above=4)
+    warned_aside(f"the whole state is saved: {error.message}")
 
 
 def _delta(outputs: Outputs, base: Path, checkpoint: Checkpoint) -> Outputs:

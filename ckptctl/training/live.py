@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import enum
 import pathlib
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,12 @@ PARAMETER, ARRAY = "torch.nn.Parameter", "numpy.ndarray"
 class Memory:
     """The bytes of a storage in memory, a vector of torch, as if they were a file."""
 
-    __slots__ = ("_flat", "_view", "path", "size")
+    __slots__ = ("_flat", "_kept", "_view", "path", "size")
 
-    def __init__(self, flat: Any, *, path: Path) -> None:
+    def __init__(self, flat: Any, *, path: Path, kept: Any = None) -> None:
         self.path = path
+        self._kept = kept
+        """The storage on a device that this is a copy of: nothing else may come to lie there meanwhile."""
         self._take(flat)
         self.size = len(self._view)
 
@@ -76,6 +79,8 @@ class Live:
 
         if isinstance(value, int) and value.bit_length() > _MAX_BITS:
             raise self._refused(at, f"an int of {value.bit_length()} bits")
+        if isinstance(value, (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)):
+            raise self._refused(at, "a parameter that has no shape yet", hint="run the model once before")
         if type(value) in _PLAIN:
             return value
         if isinstance(value, str) and not isinstance(value, enum.Enum):
@@ -120,7 +125,7 @@ class Live:
     def _items(self, value: Mapping[Any, Any], at: str) -> dict[object, object]:
         for key in value:
             parts = key if type(key) is tuple else (key,)
-            if any(type(part) not in _PLAIN or (isinstance(part, bytes) and len(part) > _MAX_KEY) for part in parts):
+            if any(type(part) not in _PLAIN or _is_long(part) for part in parts):
                 raise self._refused(at, f"a dict with a key of {type(key).__qualname__}, or a very long one")
         return {key: self.of(inner, f"{at}.{key}" if at else str(key)) for key, inner in value.items()}
 
@@ -152,6 +157,8 @@ class Live:
         memory = self._memory(given.untyped_storage(), apart)
         start = given.storage_offset() * width
         reach = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+        if reach and start + reach * width > memory.size:
+            raise self._refused(at, "a tensor whose memory was let go of", hint="let FSDP put it together first")
         piece = Piece(
             range=ByteRange(file=memory, offset=start if reach else 0, length=reach * width),
             offsets=(0,) * len(shape),
@@ -171,7 +178,10 @@ class Live:
         if value.dtype.kind not in "biufc" or value.dtype.itemsize > (16 if value.dtype.kind == "c" else 8):
             raise self._refused(at, f"a NumPy array of {value.dtype}")
         little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
-        made = self._tensor(torch.from_numpy(little.reshape(value.shape)), at)
+        with warnings.catch_warnings():  # torch warns of arrays that may not be written to; nobody writes here
+            warnings.simplefilter("ignore")
+            flat = torch.from_numpy(little.reshape(value.shape))
+        made = self._tensor(flat, at)
         return TensorRef(name=made.name, type=ARRAY)
 
     def _memory(self, storage: Any, apart: tuple[int, ...]) -> Memory:
@@ -181,7 +191,7 @@ class Live:
         if key not in self.storages or not key[1]:
             near = storage if storage.device.type == "cpu" else storage.cpu()  # whole, so that what is tied stays so
             flat: Any = torch.empty(0, dtype=torch.uint8).set_(near)
-            self.storages[key] = Memory(flat, path=self.path)
+            self.storages[key] = Memory(flat, path=self.path, kept=storage if near is not storage else None)
         return self.storages[key]
 
     def _named(self, at: str) -> str:
@@ -221,6 +231,13 @@ def taken_apart(state: object, *, path: Path) -> Live:
     live = Live(path)
     live.values = live.of(state, "")
     return live
+
+
+def _is_long(key: object) -> bool:
+    """Whether a part of a key has no place in a name."""
+    if isinstance(key, int):
+        return key.bit_length() > _MAX_BITS
+    return isinstance(key, bytes) and len(key) > _MAX_KEY
 
 
 def _index_of(device: Any) -> int | None:

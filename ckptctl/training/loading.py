@@ -74,8 +74,8 @@ def load(path: str | os.PathLike[str], *, verify: bool = True, strict: bool = Fa
     require_torch()
     where = Path(path)
     if where.is_dir():
+        where, manifest = all_ranks(patient=True).first(lambda: _chosen(where, verify=verify))
         ranks = all_ranks()
-        where, manifest = ranks.first(lambda: _chosen(where, verify=verify))
         if manifest:
             return _of_ranks(where, manifest, ranks, verify=verify, device=device)
     checkpoint = open_one(where)
@@ -170,7 +170,7 @@ def latest_good(run: str | os.PathLike[str], *, verify: bool = True) -> Path:
     UsageError
         There is none, or several runs are there.
     """
-    return all_ranks().first(lambda: _newest(Path(run), verify=verify))
+    return all_ranks(patient=True).first(lambda: _newest(Path(run), verify=verify))
 
 
 def _newest(run: Path, *, verify: bool) -> Path:
@@ -178,7 +178,10 @@ def _newest(run: Path, *, verify: bool) -> Path:
     for passed in skipped:
         warned(f"{passed.path} is passed over: {passed.why}", above=4)
     if found is None:
-        raise UsageError(f"{run}: it holds no checkpoint that is whole", hint="ckptctl inspect shows what is there")
+        raise UsageError(
+            f"{run}: it holds no checkpoint that is whole, among those with a step in their names",
+            hint="ckptctl inspect shows what is there; load takes the path of one checkpoint as well",
+        )
     return found
 
 

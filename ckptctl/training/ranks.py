@@ -36,7 +36,8 @@ class Ranks:
         except RuntimeError as error:
             first = str(error).strip().partition("\n")[0][:200]
             raise CkptctlError(
-                "the ranks could not agree: another one has ended, or cannot be reached", hint=f"torch says: {first}"
+                "the ranks could not agree: another one has ended, cannot be reached, or took too long",
+                hint=f"torch says: {first}",
             ) from error
         return said
 

@@ -6,9 +6,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import LockedError
+from ckptctl.errors import LockedError, UsageError
 from ckptctl.ops.prune import PruneReport, Pruning, Settings
 from ckptctl.retention import Policy
+from ckptctl.storage import address, is_remote
 from ckptctl.training.warned import warned
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def prune(run: str | os.PathLike[str], policy: Policy | None = None) -> PruneRep
     PolicyError
         The rules name a metric that no checkpoint has, or would leave no whole checkpoint; nothing is deleted.
     """
+    if is_remote(address(run)):
+        raise UsageError(f"{run}: a run in the loop lies on a disk", hint="ckptctl prune takes one in a bucket")
     path = Path(run)
     settings = Settings(policy=policy or Policy(), lock_needed=False)
     with Pruning([path], settings, datetime.now(tz=timezone.utc), below=False) as pruning:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,16 +19,33 @@ from ckptctl.rewrite.targets import check_outputs
 from ckptctl.storage import address, is_remote, unreadable
 from ckptctl.storage.atomic import check_target
 from ckptctl.storage.byterange import MemoryFile
+from ckptctl.storage.claims import sweep_dead
 from ckptctl.training.delta import checked_base, remember, warn_whole, without_unchanged
 from ckptctl.training.live import Live, taken_apart
 from ckptctl.training.ranked import write_ranks
 from ckptctl.training.ranks import Ranks, all_ranks
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
 _OPTIONS = Options(force=True)
-_NOT_OURS = frozenset({*TORCH_SUFFIXES, ".pkl", ".pickle", ".npz", ".h5", ".keras", ".json"})
+_NOT_OURS = frozenset(
+    {
+        *TORCH_SUFFIXES,
+        ".pkl",
+        ".pickle",
+        ".npy",
+        ".npz",
+        ".h5",
+        ".keras",
+        ".json",
+        ".gguf",
+        ".tar",
+        ".zip",
+        ".safetensor",
+    }
+)
 _OF_RANKS = Options(force=True, sidecar=False)
 
 
@@ -90,8 +106,10 @@ def checked_target(path: str | os.PathLike[str]) -> Path:
     """
     if is_remote(address(path)):
         raise UsageError(f"{path}: a state is saved to a disk, and uploaded from there")
-    target = Path(os.path.abspath(path))  # noqa: PTH100  # links stay; a thread must not follow a later chdir
-    if target.suffix in _NOT_OURS:
+    target = Path(path).absolute()  # a thread must not follow a later chdir; links stay
+    if ".." in target.parts:  # behind a link that is not its parent
+        target = target.resolve()
+    if target.suffix.lower() in _NOT_OURS or (target.suffix.lower() == SAFETENSORS and target.suffix != SAFETENSORS):
         raise UsageError(f"{target}: a state is saved to a file that ends in {SAFETENSORS}, or to a directory")
     return target
 
@@ -118,6 +136,7 @@ def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks, base: Path |
             f"{live.path}: {next(iter(live.blocks))} is one rank's block of a larger tensor",
             hint="save to a directory, on all ranks",
         )
+    sweep_dead(live.path.parent)
     check_target(live.path, force=True)  # its directory is there: one that vanished is not made anew
     whole = _planned(live, metadata, live.path)
     outputs = without_unchanged(whole, base)
@@ -138,12 +157,15 @@ def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks, base: Path |
 
 def _planned(live: Live, metadata: Mapping[str, str], path: Path) -> Outputs:
     """Return the one file that would hold all of a state."""
-    wrong = [key for key, text in metadata.items() if key in RESERVED or not isinstance(text, str)]
+    given = dict(metadata)
+    wrong = [one for one in given.items() if one[0] in RESERVED or not all(isinstance(part, str) for part in one)]
     if wrong:
-        raise UsageError(f"metadata: {wrong[0]!r} is a key of ckptctl's own, or has no text")
+        raise UsageError(f"metadata: {wrong[0][0]!r} is a key of ckptctl's own, or it or its value is no text")
+    ties = [key for key, text in metadata.items() if text in live.tensors]
+    if ties:
+        raise UsageError(f"metadata: the text of {ties[0]!r} is the name of a tensor, and would be read as a tie to it")
     nothing = MemoryFile(b"", path=live.path).range()
     contents = Contents(format="state", range=nothing, tensors=live.tensors, values=live.values)
-    given = dict(metadata)
     source = Source(path=live.path, files=(), parts=split(contents), values=live.values, metadata=given, live=True)
     with about(live.path):
         prepared = prepare(source, _OPTIONS, safetensors=True)

@@ -178,7 +178,8 @@ class CheckpointScheduler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the save that the state was loaded from: the time until the next one begins now."""
         self._last = self.clock()
-        self._waiting.clear()
+        for reason in [one for one in tuple(self._waiting) if one not in URGENT]:  # a signal that came stays
+            self._waiting.pop(reason, None)
         self._step, self._epoch = int(state["step"]), int(state["epoch"])
         self._scores = [float(score) for score in state["scores"]]
         self._durations = deque((float(one) for one in state["durations"]), maxlen=_RECENT)

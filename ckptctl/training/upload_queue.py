@@ -170,7 +170,9 @@ class UploadQueue:
             job.error = error
             self._drop(job)
             self._failed.append(job)
-        warned_aside(f"{job.pending.name} is not uploaded: {error.message}; it stays queued")
+        warned_aside(
+            f"{job.pending.name} is not uploaded: {error.message}; it stays queued until {job.pending.entry} is removed"
+        )
         job.tell(error)
 
     def _drop(self, job: Job) -> None:

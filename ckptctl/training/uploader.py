@@ -79,6 +79,8 @@ class Uploader:
     ) -> None:
         self.run, where = Path(os.path.abspath(run)), address(to)  # noqa: PTH100  # links stay
         self.to = where if is_remote(where) else Path(os.path.abspath(where))  # noqa: PTH100
+        if is_remote(address(run)):
+            raise UsageError(f"{run}: a run lies on a disk, and is uploaded from there")
         if not is_writable(self.to):
             raise UsageError(f"{self.to}: nothing is written there, only to buckets and directories")
         if not is_remote(self.to) and self.to.resolve() == self.run.resolve():
@@ -86,7 +88,9 @@ class Uploader:
         self.anchor_every, self.drain_seconds = anchor_every, drain_seconds
         staging = self.run / STAGING
         try:
-            staging.mkdir(parents=True, exist_ok=True)
+            self.run.parent.stat()  # a run may begin with this, but not the directory of all runs
+            self.run.mkdir(exist_ok=True)
+            staging.mkdir(exist_ok=True)
         except OSError as error:
             raise unreadable(staging, error) from None
         self._last_step = -1

@@ -409,6 +409,7 @@ def test_ties_share_a_storage(tmp_path):
     ]
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage")
 def test_one_tensor_as_two_kinds_of_storage_is_stored_twice(tmp_path):
     root = [TensorRef(name="a"), TensorRef(name="b", type="torch.storage.UntypedStorage"), TensorRef(name="c")]
     made = made_of(root, tmp_path / "made.pt", {"a": (DTYPES["U8"], (3,))}, {"b": "a", "c": "a"})

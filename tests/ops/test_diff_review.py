@@ -58,7 +58,7 @@ def test_copies_and_values_of_other_ranks(tmp_path):
     changed = diff(a, ranks(tmp_path / "b", torch.zeros(4)))
     assert [one.kind for one in changed.tensors] == [Kind.VALUES]
     values = diff(a, ranks(tmp_path / "c", torch.ones(4), lr=0.2)).values
-    assert [(one.path, one.a, one.b) for one in values] == [("model_rank1.pt: lr", 0.1, 0.2)]
+    assert [(one.path, one.a, one.b) for one in values] == [("rank_1.lr", None, 0.2)]
     save_file({"w": torch.ones(4)}, tmp_path / "merged.safetensors")
     model = diff(a, tmp_path / "merged.safetensors")
     assert model.unchanged == 1

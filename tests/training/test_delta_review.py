@@ -15,7 +15,7 @@ from ckptctl.errors import ExistsError, MissingBaseError, UnreadableError, Usage
 from ckptctl.ops.prune import Pruning, Settings, restore_from_trash
 from ckptctl.ops.prune.carry_out import CarryOut
 from ckptctl.retention import Policy
-from ckptctl.storage import byterange
+from ckptctl.storage import local_file
 from ckptctl.training import AsyncSaver, Uploader, load, prune, save
 from tests.training.test_delta import LAST, chain, frozen, named, same
 
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_read_may_be_a_delta(tmp_path, monkeypatch, ckptct
             raise PermissionError(13, "Permission denied", os.fspath(path))
         return real(path, *args, **more)
 
-    monkeypatch.setattr(byterange.os, "open", refused)
+    monkeypatch.setattr(local_file.os, "open", refused)
     done = ckptctl("prune", tmp_path, "--keep-last", 1, "--keep-best", 0, "--yes", "--trash-for", 0)
     assert done.status == 2
     assert "step_2.safetensors: permission denied; it may be a delta on what would go: nothing is deleted" in done.err

@@ -105,7 +105,7 @@ def test_what_the_file_system_refuses_is_said_plainly(name, tmp_path, monkeypatc
     def refused(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("ckptctl.storage.atomic._claim", refused)
+    monkeypatch.setattr("ckptctl.storage.atomic.claimed", refused)
     with pytest.raises(UnreadableError, match=f"{name}.*[Rr]ead-only file system"):
         save(tmp_path / name, {"w": torch.ones(3)})
     assert not list(tmp_path.iterdir())

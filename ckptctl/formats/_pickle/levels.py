@@ -32,6 +32,13 @@ STORAGES = {
     "QUInt2x4Storage": "quint2x4",
 }  # fmt: skip
 """Storage classes of ``torch``, and the element type of each."""
+STORAGES_READ = STORAGES | {
+    "UInt16Storage": "uint16", "UInt32Storage": "uint32", "UInt64Storage": "uint64",
+    "ComplexHalfStorage": "complex32", "Float8_e4m3fnStorage": "float8_e4m3fn", "Float8_e5m2Storage": "float8_e5m2",
+    "Float8_e4m3fnuzStorage": "float8_e4m3fnuz", "Float8_e5m2fnuzStorage": "float8_e5m2fnuz",
+    "Float8_e8m0fnuStorage": "float8_e8m0fnu",
+}  # fmt: skip
+"""And those that only C++ knows, which TorchScript writes."""
 
 _REBUILD = """_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter
     _rebuild_parameter_with_state _rebuild_sparse_tensor _rebuild_qtensor _rebuild_nested_tensor
@@ -42,7 +49,7 @@ _KNOWN = {
     "builtins": _BUILTINS,
     "collections": "OrderedDict defaultdict Counter deque",
     "_codecs": "encode",
-    "torch": f"{_TORCH_TYPES} {' '.join(STORAGES)}",
+    "torch": f"{_TORCH_TYPES} {' '.join(STORAGES_READ)}",
     "torch._utils": _REBUILD,
     "torch._tensor": "_rebuild_from_type_v2",
     "torch.storage": "UntypedStorage TypedStorage _load_from_bytes",

@@ -94,10 +94,19 @@ def _array(context: Context, args: tuple[object, ...], call: Call) -> Draft | No
 
 
 def _frombuffer(context: Context, args: tuple[object, ...], call: Call) -> Draft | None:
-    """buffer, dtype, shape, order ("C" or "F"), in pickles of protocol 5."""
-    if len(args) != 4:
+    """buffer, dtype, shape, order ("C", "F" or "K")[, which axis comes first in the buffer, …]: of protocol 5."""
+    if not 4 <= len(args) <= 5:
         return None
-    return _of_data(context, args[0], args[1], context.size(args[2]), fortran=args[3] == "F")
+    found = _of_data(context, args[0], args[1], context.size(args[2]), fortran=args[3] == "F")
+    axes = args[4] if len(args) == 5 else None
+    if found is None or axes is None or args[3] != "K":
+        return found
+    order = context.ints(axes)
+    if sorted(order) != list(range(len(found.shape))):
+        raise context.bad(f"an array of {len(found.shape)} dimensions has the axes {list(order)}")
+    return found.like(
+        shape=tuple(found.shape[axis] for axis in order), strides=tuple(found.strides[axis] for axis in order)
+    )
 
 
 def _of_data(context: Context, data: object, dtype: object, shape: tuple[int, ...], *, fortran: bool) -> Draft | None:

@@ -26,7 +26,7 @@ def _tensor_v2(context: Context, args: tuple[object, ...], call: Call) -> Draft:
         raise context.bad(f"a tensor is rebuilt from {len(args)} arguments")
     storage = context.storage(args[0])
     draft = _view(context, storage, storage.dtype or DTYPES["U8"], args)
-    return draft.like(encoding=_bits(args[6])) if len(args) == 7 and args[6] else draft
+    return draft.like(encoding=_bits(context, args[6])) if len(args) == 7 and args[6] else draft
 
 
 def _tensor_v3(context: Context, args: tuple[object, ...], call: Call) -> Draft:
@@ -35,7 +35,7 @@ def _tensor_v3(context: Context, args: tuple[object, ...], call: Call) -> Draft:
         raise context.bad(f"a tensor is rebuilt from {len(args)} arguments")
     draft = _view(context, context.storage(args[0]), _dtype(context, args[6]), args)
     if len(args) == 8 and args[7]:
-        draft = draft.like(encoding=_bits(args[7]))
+        draft = draft.like(encoding=_bits(context, args[7]))
     return _unpacked(draft) if draft.dtype.name == "F4X2" else draft
 
 
@@ -53,13 +53,14 @@ def _view(context: Context, storage: Storage, dtype: DType, args: tuple[object, 
     return Draft(dtype, size, storage, offset, strides, requires_grad=grad)
 
 
-def _bits(metadata: object) -> Encoding:
+def _bits(context: Context, metadata: object) -> Encoding:
     """The lazy conjugation and negation of a tensor whose stored bytes are not its values."""
-    encoding = Encoding.RAW
-    if isinstance(metadata, dict):
-        encoding |= Encoding.CONJ if metadata.get("conj") else Encoding.RAW
-        encoding |= Encoding.NEG if metadata.get("neg") else Encoding.RAW
-    return encoding
+    if isinstance(metadata, Call) and metadata.pair == ("torch.jit._pickle", "restore_type_tag") and metadata.args:
+        metadata = value_of(metadata.args[0])  # TorchScript writes the type of a dict beside it
+    if not isinstance(metadata, dict):
+        raise context.bad("a tensor has metadata that torch does not write")
+    encoding = Encoding.CONJ if metadata.get("conj") else Encoding.RAW
+    return encoding | (Encoding.NEG if metadata.get("neg") else Encoding.RAW)
 
 
 def _unpacked(draft: Draft) -> Draft:

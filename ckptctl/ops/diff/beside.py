@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SILENT = frozenset({"format", VALUES_KEY, "total_size", "total_parameters", "DCP_SHARDING_INFO", "DCP_VERSION"})
 """Keys that say how a file is made, not what is in it."""
-_BY_RANK = frozenset({"rank-files", "deepspeed"})
+_BY_RANK = frozenset({"deepspeed"})
 """Layouts with a file for each rank, of which each holds plain values."""
 _BLOCK = 1 << 20
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,10 @@ class CkptctlCallback(Callback):  # type: ignore[misc]  # it has no types here
     def _there(self) -> dict[Path, tuple[int, int]]:
         """Return the models in the directory: when each was written, and how long it is."""
         found = {}
-        for path in self.directory.iterdir() if self.directory.is_dir() else ():
-            if path.suffix in _SUFFIXES and not path.name.startswith("."):
-                status = path.stat()
-                found[path] = status.st_mtime_ns, status.st_size
+        with contextlib.suppress(OSError):  # training goes on; the next look finds what is there
+            for path in self.directory.iterdir() if self.directory.is_dir() else ():
+                if path.suffix in _SUFFIXES and not path.name.startswith("."):
+                    with contextlib.suppress(OSError):  # deleted meanwhile
+                        status = path.stat()
+                        found[path] = status.st_mtime_ns, status.st_size
         return found

@@ -62,8 +62,10 @@ class CkptctlCallback(Checkpoint):  # type: ignore[misc]  # it has no types here
         for path in _written(trainer) if trainer.is_global_zero else ():
             stamp = _stamp(path)
             if stamp != (0, 0) and self._seen.get(path) != stamp:
-                self._seen[path] = stamp
                 self.after_save.alone(path)
+                self._seen[path] = (
+                    _stamp(path) if Path(path).is_dir() else stamp
+                )  # digests are written into directories
 
 
 def _written(trainer: Any) -> Iterator[str]:

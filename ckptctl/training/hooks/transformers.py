@@ -25,9 +25,8 @@ class CkptctlCallback(TrainerCallback):  # type: ignore[misc]  # it has no types
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Look after the checkpoint that was just written."""
-        path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if path.is_dir():
-            self.after_save(path)
+        trial = getattr(state, "trial_name", None) or ""  # of a search; one without a name is warned of
+        self.after_save(Path(args.output_dir) / trial / f"checkpoint-{state.global_step}")
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Wait for the uploads."""
