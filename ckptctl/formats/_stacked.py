@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CorruptError, counted
 from ckptctl.formats._pickle import Storage, Unpickled, interpret, limits, record
 from ckptctl.formats._pickle.records import Global, PersistentId, Pickle
-from ckptctl.formats._torch_archive import dtype_of_storage, width
+from ckptctl.formats._torch_storages import dtype_of_storage, width
 from ckptctl.storage import MemoryFile
 
 if TYPE_CHECKING:

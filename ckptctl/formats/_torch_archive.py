@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING
 from ckptctl.errors import CorruptError
 from ckptctl.formats import _zip
 from ckptctl.formats._pickle import Storage
-from ckptctl.formats._pickle.levels import STORAGES_READ
 from ckptctl.formats._pickle.records import Global
-from ckptctl.model import DType, dtype_of_torch
+from ckptctl.formats._torch_storages import dtype_of_storage, width
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ckptctl.storage import ByteRange
 
 _KEY = re.compile(r"[0-9A-Za-z_.-]{1,64}")
 _MAX_NUMEL = 1 << 48
 _CHUNK = 1 << 20
-_UNTYPED = ("torch.storage", "UntypedStorage")
 
 
 class Archive:
@@ -97,16 +93,3 @@ class Archive:
 
     def _bad(self, what: str) -> CorruptError:
         return CorruptError(f"{self.source.file.path}: damaged pickle: {what}")
-
-
-def dtype_of_storage(path: Path, kind: Global) -> DType | None:
-    """Return the element type of a class of storages, None for the one without a type."""
-    dtype = dtype_of_torch(STORAGES_READ.get(kind.name, "")) if kind.module == "torch" else None
-    if dtype is None and kind.pair != _UNTYPED:
-        raise CorruptError(f"{path}: damaged pickle: {kind} is no class of storage")
-    return dtype
-
-
-def width(dtype: DType | None) -> int:
-    """Return the bytes of what a storage counts: elements narrower than a byte count as the bytes they share."""
-    return max(dtype.bits, 8) // 8 if dtype else 1

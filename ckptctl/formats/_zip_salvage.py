@@ -13,7 +13,7 @@ from ckptctl.errors import CkptctlError, CorruptError, UnsafePickleError, Unsupp
 from ckptctl.formats import _zip
 from ckptctl.formats._pickle import Storage, Unpickled, limits, unpickle
 from ckptctl.formats._pickle.records import Global
-from ckptctl.formats._torch_archive import dtype_of_storage, width
+from ckptctl.formats._torch_storages import dtype_of_storage, width
 from ckptctl.storage import ByteRange
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckptctl import formats
 from ckptctl.errors import CkptctlError, CorruptError
 from ckptctl.layouts._components import merged, split
+from ckptctl.layouts._dcp_tree import tree_of
 from ckptctl.layouts._members import unfinished
 from ckptctl.model import Aspect, Component, Contents, Encoding, Finding, Part, Piece, Severity, TensorInfo
 from ckptctl.storage import ByteRange, open_ahead, open_file
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 DATA = re.compile(r".*\.distcp")
 METADATA = re.compile(r"(__[0-9]{1,6})?\.metadata")
 _ZEROS = 64
-_MOST_FINDINGS, _MOST_VALUES, _LONG_VALUE, _MAX_DEPTH = 20, 200_000, 1 << 20, 32
+_MOST_FINDINGS, _MOST_VALUES, _LONG_VALUE = 20, 200_000, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +48,13 @@ class Distributed:
         whole = replace(self.files[0], tensors=self.tensors)
         inside = {one.name for one in nested(list(self.values.values())) if isinstance(one, TensorRef)}
         flat = {**{name: TensorRef(name=name) for name in self.tensors if name not in inside}, **self.values}
-        named = split(replace(whole, values=_tree(flat, self.paths)))
+        named = split(replace(whole, values=tree_of(flat, self.paths)))
         if Component.MODEL in named or Component.OPTIMIZER in named:
             return dict(named)
         if not self.values:
             return dict(split(whole))
         within = {name: tensor for name, tensor in self.tensors.items() if name in inside}
-        beside = split(replace(whole, tensors=within, values=_tree(self.values, self.paths)))
+        beside = split(replace(whole, tensors=within, values=tree_of(self.values, self.paths)))
         others = {name: tensor for name, tensor in self.tensors.items() if name not in inside}
         return merged(split(replace(whole, tensors=others)), beside)  # no key tells, but names of tensors may
 
@@ -267,37 +268,6 @@ def _joined(metadatas: list[formats.DcpMetadata], data: _Data) -> dict[str, Tens
             )
     data.check_whole(joined)
     return joined
-
-
-def _tree(flat: Mapping[str, object], paths: Mapping[str, tuple[str | int, ...]]) -> object:
-    """Nest flattened names again, by the keys that were kept; else at each dot, and numbers alone were a list."""
-    root: dict[object, object] = {}
-    for name, value in flat.items():
-        node, (*path, last) = root, paths.get(name) or name.split(".", _MAX_DEPTH)
-        for step in path:
-            inner = node.setdefault(step, {})
-            if not isinstance(inner, dict):
-                break  # something else lies there
-            node = inner
-        else:
-            if last not in node:
-                node[last] = value
-                continue
-        root[name] = value
-    return _lists(root, _MAX_DEPTH, known=bool(paths))
-
-
-def _lists(node: object, depth: int, *, known: bool) -> object:
-    """Make lists of dicts by place; where it is `known` what was one, only of those."""
-    if not isinstance(node, dict) or not depth:
-        return node
-    inner = {key: _lists(value, depth - 1, known=known) for key, value in node.items()}
-    if known:
-        places = [key for key in inner if isinstance(key, int)]
-        whole = len(places) == len(inner) and sorted(places) == list(range(len(inner)))
-        return [inner[place] for place in range(len(inner))] if inner and whole else inner
-    numbers = all(isinstance(key, str) and key.isdigit() for key in inner)
-    return list(inner.values()) if inner and numbers else inner
 
 
 def _is_plain(path: str) -> bool:
