@@ -150,9 +150,10 @@ def _refused(source: Source, unkept: Mapping[str, str]) -> UnsupportedError:
     shown = "; ".join(f"{place}: {why}" for place, why in list(unkept.items())[:_SHOWN])
     more = f"; and {len(unkept) - _SHOWN} more" if len(unkept) > _SHOWN else ""
     several = Component.MODEL in source.parts and len(source.parts) > 1
+    hint = "--drop-foreign leaves them out" + (", --only model takes the weights alone" if several else "")
     return UnsupportedError(
         f"{source.path}: {len(unkept)} of its values cannot be kept: {shown}{more}",
-        hint="--drop-foreign leaves them out" + (", --only model takes the weights alone" if several else ""),
+        hint="save them in another form: torch.view_as_real(t), say, of a complex one" if source.live else hint,
     )
 
 

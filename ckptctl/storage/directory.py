@@ -130,10 +130,10 @@ class Directory:
     ) -> None:
         os.close(self.fd)
 
-    def lock(self, *, wait: bool = False, needed: bool = True, other: str = "another prune is at work here") -> None:
+    def lock(self, *, wait: bool = False, needed: bool = True, other: str = "") -> None:
         """Let nobody else lock the directory meanwhile. Nothing is created for it; the lock dies with its holder.
 
-        `other` says who holds it, if somebody does.
+        `other` says who holds it, if somebody does: by default a prune, which one can wait for.
 
         Raises
         ------
@@ -145,7 +145,8 @@ class Directory:
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise LockedError(f"{self.path}: {other}", hint="--wait waits for it") from None
+            hint = None if other else "--wait waits for it"
+            raise LockedError(f"{self.path}: {other or 'another prune is at work here'}", hint=hint) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise

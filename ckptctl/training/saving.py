@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptctl.errors import ChangedError, UsageError, about
+from ckptctl.errors import ChangedError, CkptctlError, UsageError, about
 from ckptctl.layouts import split
 from ckptctl.model import Contents
 from ckptctl.rewrite.carry_out import carry_out
@@ -27,7 +27,7 @@ from ckptctl.training.ranks import Ranks, all_ranks
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _OPTIONS = Options(force=True)
 _NOT_OURS = frozenset(
@@ -155,6 +155,17 @@ def _written(live: Live, metadata: Mapping[str, str], ranks: Ranks, base: Path |
     return written.sha256
 
 
+@contextlib.contextmanager
+def _own_hints() -> Iterator[None]:
+    """Leave out hints that are options of a command."""
+    try:
+        yield
+    except CkptctlError as error:
+        if error.hint and error.hint.startswith("--"):
+            error.hint = None
+        raise
+
+
 def _planned(live: Live, metadata: Mapping[str, str], path: Path) -> Outputs:
     """Return the one file that would hold all of a state."""
     given = dict(metadata)
@@ -167,7 +178,7 @@ def _planned(live: Live, metadata: Mapping[str, str], path: Path) -> Outputs:
     nothing = MemoryFile(b"", path=live.path).range()
     contents = Contents(format="state", range=nothing, tensors=live.tensors, values=live.values)
     source = Source(path=live.path, files=(), parts=split(contents), values=live.values, metadata=given, live=True)
-    with about(live.path):
+    with about(live.path), _own_hints():
         prepared = prepare(source, _OPTIONS, safetensors=True)
         if prepared.values is None:  # names alone would do for a flat dict, but for its order and its class
             prepared = replace(prepared, values=live.values)

@@ -208,3 +208,22 @@ def test_a_run_whose_names_have_no_steps_is_told_so(tmp_path):
     save(tmp_path / "run" / "best", {"w": torch.ones(3)})
     with pytest.raises(UsageError, match="a step in their names"):
         latest_good(tmp_path / "run")
+
+
+def test_hints_are_not_options_of_a_command(tmp_path):
+    from ckptctl.errors import LimitError, LockedError
+
+    with pytest.raises(UnsupportedError) as foreign:
+        save(tmp_path / "x.safetensors", {"w": torch.ones(3, dtype=torch.complex128)})
+    assert "view_as_real" in foreign.value.hint
+    deep: object = 1
+    for _ in range(85):
+        deep = [deep]
+    try:
+        save(tmp_path / "y.safetensors", {"w": torch.ones(3), "deep": deep})
+    except LimitError as error:
+        assert not error.hint
+    (tmp_path / "run").mkdir()
+    with Uploader(tmp_path / "run", tmp_path / "to"), pytest.raises(LockedError) as second:
+        Uploader(tmp_path / "run", tmp_path / "to")
+    assert not second.value.hint
