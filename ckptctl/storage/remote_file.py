@@ -86,6 +86,8 @@ class RemoteFile(StoredFile):
             count = min(wanted - done, len(data) - inside)
             buffer[done : done + count] = data[inside : inside + count]
             done += count
+        if streams.gone() and offset + done == self.size:
+            self._head = memoryview(b"")  # it was read to its end: whoever begins again asks again
         return done
 
     def expect(self, spans: Sequence[tuple[int, int]]) -> None:

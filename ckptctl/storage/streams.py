@@ -102,14 +102,19 @@ class Streams:
         else:
             self._all.remove(stream)
         self._all.append(stream)
+        self._now = stream
         stream.next = offset + length
         stream.straight += 1
-        while stream.parts and stream.parts[0].end <= offset:
-            del stream.parts[0]
-        self._now = stream
+        self._drop(offset)
         for old in self._superfluous():
             self._all.remove(old)
             old.leave()
+
+    def gone(self) -> bool:
+        """Take note that they were read; return whether on and on."""
+        if self._now.long:
+            self._drop(self._now.next)
+        return self._now.long
 
     def part(self, offset: int, length: int, end: int, others: Sequence[Streams] = ()) -> tuple[int, memoryview]:
         """Return some bytes, and where they begin, among which is the one at `offset`.
@@ -129,6 +134,12 @@ class Streams:
             return found.start, found.coming.result()
         except CancelledError:  # it was let go in favour of others
             return found.start, self._ask(found.start, found.end)
+
+    def _drop(self, end: int) -> None:
+        """Let go of what lies before a byte."""
+        parts = self._now.parts
+        while parts and parts[0].end <= end:
+            del parts[0]
 
     def having(self, offset: int) -> Iterator[_Part]:
         """Yield what was asked for that has a byte."""
