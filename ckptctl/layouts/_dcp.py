@@ -206,7 +206,7 @@ class _Data:
                 read[name] = formats.read(file.sub(item.offset, item.length))
             except CkptctlError as error:
                 self._note(error.slug, f"the item {name} cannot be read: {error.message}")
-        return {name: read[name] for name in metadata.values}
+        return {name: read[name] for name in metadata.values if name in read}
 
     def _note(self, slug: str, message: str) -> None:
         if len(self.findings) < _MOST_FINDINGS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import zlib
 
 import h5py
@@ -20,7 +21,7 @@ from ckptctl.ops.diff import diff
 from ckptctl.ops.inspect import inspect
 from ckptctl.ops.verify import verify
 from ckptctl.training import load, save
-from tests.samples import read, values_of
+from tests.samples import CORPUS, read, values_of
 
 
 def converted(path, target):
@@ -239,3 +240,14 @@ def test_what_only_other_ranks_have_is_kept(tmp_path):
     for path in tmp_path.glob("*.pt"):
         path.rename(run / path.name)
     assert {found.path for found in diff(run, changed).values} == {"rank_1.seen", "rank_1.own.0"}
+
+
+def test_a_damaged_item_is_named_and_the_others_are_read(tmp_path):
+    shutil.copytree(CORPUS / "dcp" / "dcp_fsdp2_2ranks", tmp_path / "d")
+    path = tmp_path / "d" / "__0_0.distcp"
+    raw = bytearray(path.read_bytes())
+    raw[0] ^= 1
+    path.write_bytes(raw)
+    found = open_checkpoint(tmp_path / "d")
+    assert any("cannot be read" in one.message for one in found.findings)
+    assert inspect(tmp_path / "d").tensors
