@@ -244,10 +244,8 @@ def test_what_only_other_ranks_have_is_kept(tmp_path):
 
 def test_a_damaged_item_is_named_and_the_others_are_read(tmp_path):
     shutil.copytree(CORPUS / "dcp" / "dcp_fsdp2_2ranks", tmp_path / "d")
-    path = tmp_path / "d" / "__0_0.distcp"
-    raw = bytearray(path.read_bytes())
-    raw[0] ^= 1
-    path.write_bytes(raw)
+    for path in (tmp_path / "d").glob("*.distcp"):
+        path.write_bytes(path.read_bytes().replace(b"archive/byteorder", b"archive/byteorxer"))
     found = open_checkpoint(tmp_path / "d")
     assert any("cannot be read" in one.message for one in found.findings)
     assert inspect(tmp_path / "d").tensors
