@@ -246,7 +246,7 @@ def test_what_only_other_ranks_have_is_kept(tmp_path):
 def test_a_damaged_item_is_named_and_the_others_are_read(tmp_path):
     shutil.copytree(CORPUS / "dcp" / "dcp_fsdp2_2ranks", tmp_path / "d")
     for path in (tmp_path / "d").glob("*.distcp"):
-        path.write_bytes(re.sub(rb"(?s)(PK\3\4.{26}archive/byteorde)r", rb"\1x", path.read_bytes()))
+        path.write_bytes(re.sub(rb"(?s)(PK\x03\x04.{26}archive/byteorde)r", rb"\1x", path.read_bytes()))
     found = open_checkpoint(tmp_path / "d")
     assert any("cannot be read" in one.message for one in found.findings)
     assert inspect(tmp_path / "d").tensors
