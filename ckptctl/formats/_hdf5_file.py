@@ -43,7 +43,7 @@ class Opened(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         length = max(min(len(view), self._source.length - self._at), 0)
-        view[:length] = self._source.read(self._at, length) if length else b""
+        view[:length] = self._source.sub(self._at, length).read() if length else b""  # no more is read from there
         if view[:4] == _HEAP:
             self._check_heap(self._at)
         self._at += length
@@ -52,10 +52,10 @@ class Opened(io.RawIOBase):
     def _check_heap(self, start: int) -> None:
         """Make sure that each object of a global heap leads to the next one, up to its end."""
         left = self._source.length - start
-        (size,) = struct.unpack("<Q", self._source.read(start + 8, 8)) if left >= _HEAD else (0,)
+        (size,) = struct.unpack("<Q", self._source.sub(start + 8, 8).read()) if left >= _HEAD else (0,)
         if not _HEAD < size <= min(left, _MAX_HEAP):
             return  # the library finds that by itself
-        heap, at = self._source.read(start, size), _HEAD
+        heap, at = self._source.sub(start, size).read(), _HEAD
         while at + _HEAD <= size:
             number, length = struct.unpack_from("<H6xQ", heap, at)
             needed = _HEAD + -(-length // 8) * 8 if number else length

@@ -75,7 +75,7 @@ def carry_out(
 ) -> Outcome:
     """Write all files of a plan; either all of them get their names, or none.
 
-    `digests` see what is copied, and are compared by the caller, who writes more; else they are before there is a name.
+    Digests on record of the inputs are compared before that; `digests` are those of a caller who writes more of them.
 
     Raises
     ------
@@ -83,8 +83,8 @@ def carry_out(
         The source is damaged, changed meanwhile, or there was no room. Nothing is left behind.
     """
     start = time.monotonic()
-    own = SourceDigests(inputs) if options.check and digests is None else None
-    work = _Work(options, Checksums(inputs) if options.check else None, digests or own, {}, progress)
+    sources = digests or SourceDigests(inputs if options.check else ())
+    work = _Work(options, Checksums(inputs) if options.check else None, sources, {}, progress)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_directory(outputs.files[0].path.parent))
         staged: list[tuple[Staged | Upload, Written]] = []
@@ -96,7 +96,7 @@ def carry_out(
             staged.append((place, written))
             if isinstance(place, Upload) and outputs.index:
                 stack.enter_context(_sent_ahead(place, written, options))
-        compared = own.compare() if own else 0
+        compared = sources.compare(inputs)
         _check_sources(outputs, inputs, work)
         _publish(outputs, staged, sidecars=options.digest and options.sidecar)
     return Outcome(
@@ -114,7 +114,7 @@ class _Work:
 
     options: Options
     checksums: Checksums | None
-    digests: SourceDigests | None
+    digests: SourceDigests
     overflows: dict[str, int]
     progress: Callable[[int], None]
 

@@ -32,7 +32,7 @@ class Pouring:
         self,
         items: Mapping[str, Item],
         checksums: Checksums | None,
-        digests: SourceDigests | None,
+        digests: SourceDigests,
         overflows: dict[str, int],
     ) -> None:
         self._items, self._checksums, self._digests, self._overflows = items, checksums, digests, overflows
@@ -52,9 +52,11 @@ class Pouring:
             recorded = self._checksums.exactly(places[0]) if self._checksums and places and len(places) == 1 else None
             if self._checksums and recorded is None:
                 self._checksums.check_around(opened(item.source), self._sharing)
-            read = Crc() if recorded else None
-            self._worked_out(name, item, pump, crc, read)
-            if self._checksums and recorded and read:
+            read = Crc()
+            single = places[0] if places and len(places) == 1 else None
+            watching = self._watching(single, read if recorded else None) if single else ()
+            self._worked_out(name, item, pump, crc, watching)
+            if self._checksums and recorded:
                 self._checksums.compare(recorded, read.value, self._sharing)
             if self._checksums:
                 self._checksums.unpacked(item.source)
@@ -79,17 +81,16 @@ class Pouring:
             self._checksums.compare(recorded, pump.settle(seen), self._sharing)
 
     def _watching(self, place: ByteRange, crc: Crc | None) -> tuple[Watching, ...]:
-        digest = self._digests.watch(place) if self._digests else None
-        return tuple(one for one in (crc, digest) if one)
+        return tuple(one for one in (crc, self._digests.watch(place)) if one)
 
     def _sharing(self) -> Mapping[str, TensorInfo]:
         return {name: item.source for name, item in self._items.items()}
 
-    def _worked_out(self, name: str, item: Item, pump: Pump, crc: Crc | None, read: Crc | None) -> None:
-        """Put values in blocks into the pump; `read` is of the blocks as they were before a cast."""
+    def _worked_out(self, name: str, item: Item, pump: Pump, crc: Crc | None, watching: tuple[Watching, ...]) -> None:
+        """Put values in blocks into the pump; others are watching the blocks as they were before a cast."""
         for block in values(item):
-            if read:
-                read.update(block)
+            for one in watching:
+                one.update(block)
             if item.cast:
                 from ckptctl.tensors.cast import cast  # noqa: PLC0415  # NumPy, only where it is needed
 

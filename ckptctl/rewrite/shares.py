@@ -63,7 +63,9 @@ def _shared_out(
         return Outcome(files=(), seconds=0, verified=0, overflows={})
     markers.begin(share)
     try:
-        digests = SourceDigests(_read_by(mine, inputs) if options.check else ())
+        digests = SourceDigests(inputs if options.check else ())
+        read = {id(one) for one in _read_by(outputs.files, inputs)}
+        digests.compare([one for one in inputs if id(one) not in read])  # the plan is made of those
         done = {file.path: found for file in mine if (found := markers.taken_up(file, check=options.check))}
         todo = [file for file in mine if file.path not in done]
         progress(sum(one.nbytes for one in done.values()))
@@ -72,10 +74,10 @@ def _shared_out(
         _check_unhurt(todo if whole else [], markers)
         for file in todo if not whole else ():
             alone = replace(options, share=None, force=markers.claim(file))
-            made = carry_out(Outputs(files=(file,)), inputs, alone, progress, digests)
+            made = carry_out(Outputs(files=(file,)), _read_by((file,), inputs), alone, progress, digests)
             overflows |= made.overflows
             done[file.path] = markers.finish(made.files[0], made.verified)
-        compared = digests.compare()
+        compared = digests.compare(_read_by(mine, inputs))
         if share.index == 0:
             files = markers.all(progress, owners_of(outputs.files, share), anew=options.resume, check=options.check)
             commit(outputs, markers)

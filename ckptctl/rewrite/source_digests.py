@@ -68,6 +68,7 @@ class Watch:
     """Adds the bytes of a range, as they are read one after another, to the digest of its file."""
 
     __slots__ = ("_at", "_running", "pending")
+    prompt = False
 
     def __init__(self, running: _Running, at: int) -> None:
         self._running, self._at = running, at
@@ -91,15 +92,16 @@ class SourceDigests:
         running = self._running.get(id(place.file))
         return Watch(running, place.offset) if running else None
 
-    def compare(self) -> int:
-        """Hold all files against what is on record, reading what was not; return how many agree with it.
+    def compare(self, inputs: Iterable[Contents] | None = None) -> int:
+        """Hold files, by default all, against what is on record, reading what was not; return how many agree with it.
 
         Raises
         ------
         CorruptError
             One does not, so that whatever was made of it would be wrong.
         """
+        chosen = set(self._running) if inputs is None else {id(one.range.file) for one in inputs}
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for _ in pool.map(_Running.finish, self._running.values()):
+            for _ in pool.map(_Running.finish, [one for number, one in self._running.items() if number in chosen]):
                 pass
-        return hold_digests(self._found)
+        return hold_digests([one for one in self._found if id(one.file) in chosen])

@@ -30,6 +30,8 @@ _NOT_HERE = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP
 class Watching(Protocol):
     """What looks at bytes that pass through a `Pump`, in their order."""
 
+    prompt: bool
+    """Whether it may look at short runs at once, as no other one has to have looked before."""
     pending: Future[None] | None
 
     def update(self, data: memoryview) -> None:
@@ -40,6 +42,7 @@ class Crc:
     """The CRC-32 of bytes that pass through a `Pump`; complete once the pump has settled it."""
 
     __slots__ = ("pending", "value")
+    prompt = True
 
     def __init__(self) -> None:
         self.value = 0
@@ -156,7 +159,7 @@ class Pump:
     def _took(self, count: int, watching: tuple[Watching, ...]) -> None:
         start, self._used = self._used, self._used + count
         for one in watching:
-            if count < _SMALL and not one.pending and not self._is_waiting(one):
+            if one.prompt and count < _SMALL and not one.pending and not self._is_waiting(one):
                 one.update(self._slots[self._current].view[start : self._used])
             else:
                 self._segments.append((one, start, self._used))

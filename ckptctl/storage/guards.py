@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import threading
 from array import array
 from typing import TYPE_CHECKING
 
@@ -50,25 +51,28 @@ class _Group:
 class Guards:
     """The checks that wait in one file."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_groups", "_lock")
 
     def __init__(self) -> None:
         self._groups: list[_Group] = []
+        self._lock = threading.Lock()
 
     def add(self, spans: Spans, heads: Spans, check: Callable[[int], None]) -> None:
         """Take some more, which lie apart from all others, unless they are known."""
         if not spans:
             return
-        last = self._last(spans[0][0])
-        if not self._groups or self._groups[last].start != spans[0][0]:
-            bisect.insort(self._groups, _Group(spans, heads, check), key=_start)
+        with self._lock:
+            if all(group.start != spans[0][0] for group in self._groups[self._last(spans[0][0]) :][:1]):
+                groups = [*self._groups, _Group(spans, heads, check)]
+                self._groups = sorted(groups, key=_start)  # whoever goes through the others goes on with those
 
     def before(self, offset: int, length: int) -> None:
         """Check what is about to be read, unless it was."""
-        for index in range(self._last(offset), len(self._groups) if length else 0):
-            if self._groups[index].start >= offset + length:
+        groups = self._groups
+        for index in range(self._last(offset), len(groups) if length else 0):
+            if groups[index].start >= offset + length:
                 break
-            self._groups[index].before(offset, offset + length)
+            groups[index].before(offset, offset + length)
 
     def confirm(self, file: StoredFile, offset: int, length: int) -> None:
         """Check all that wait and begin in some bytes, having asked `file` for what they look at."""

@@ -13,7 +13,7 @@ from ckptctl.storage.byterange import StoredFile
 from ckptctl.storage.guards import Guards
 from ckptctl.storage.held import held
 from ckptctl.storage.spans import merged
-from ckptctl.storage.stores import asked, note_version, tag_of, transferred
+from ckptctl.storage.stores import asked, broken_off, note_version, tag_of, transferred
 from ckptctl.storage.streams import Streams, pool
 
 if TYPE_CHECKING:
@@ -121,14 +121,17 @@ class RemoteFile(StoredFile):
         ChangedError
             It was replaced by another.
         """
-        other = RemoteFile(self._address)
+        return self._another(FIRST)
+
+    def _another(self, window: int) -> RemoteFile:
+        other = RemoteFile(self._address, window=window)
         if (other.size, other.tag) != (self.size, self.tag) or (not self.tag and other.modified != self.modified):
             raise _changed(self.path)
         return other
 
     def check_in_place(self) -> None:
         """Make sure that the object is still the one that was opened."""
-        self.again()
+        self._another(1)
 
     def release(self) -> None:
         """Let go of all that was read."""
@@ -141,7 +144,8 @@ class RemoteFile(StoredFile):
         held.drop(self)
 
     def _has(self, offset: int, length: int) -> bool:
-        known = self._known(offset, length)
+        with self._lock:
+            known = self._known(offset, length)
         return length <= 0 or bool(known and known[0] + len(known[1]) >= offset + length)
 
     def _streams(self) -> Streams:
@@ -204,7 +208,10 @@ def _got(path: RemotePath, start: int, end: int) -> tuple[dict[str, Any], memory
 
     def call() -> tuple[dict[str, Any], memoryview]:
         found = path.store.get(path.key, options={"range": (start, end)})
-        return dict(found.meta), memoryview(found.bytes())
+        meta, data = dict(found.meta), memoryview(found.bytes())
+        if len(data) != max(min(end, meta["size"]) - start, 0):
+            raise broken_off()
+        return meta, data
 
     meta, data = asked(path, call)
     note_version(path, meta)

@@ -113,6 +113,12 @@ def asked(path: object, call: Callable[[], T], *, tries: int = _TRIES) -> T:
     return _asked(path, call, tries)
 
 
+def broken_off() -> Exception:
+    """Return the error for an answer that is shorter than what was asked for; such a question is asked again."""
+    error: Exception = _client_module("exceptions").GenericError("the answer is shorter than it should be")
+    return error
+
+
 def _asked(path: object, call: Callable[[], T], tries: int) -> T:
     failed = _client_module("exceptions")
     for attempt in range(tries):

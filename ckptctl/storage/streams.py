@@ -38,6 +38,11 @@ class _Part:
     end: int
     coming: Future[memoryview]
 
+    @property
+    def failed(self) -> bool:
+        """Whether they did not come, and are to be asked for again."""
+        return self.coming.done() and (self.coming.cancelled() or self.coming.exception() is not None)
+
 
 @dataclass(slots=True, eq=False)
 class _Stream:
@@ -133,7 +138,7 @@ class Streams:
         try:
             return found.start, found.coming.result()
         except CancelledError:  # it was let go in favour of others
-            return found.start, self._ask(found.start, found.end)
+            return offset, self._ask(offset, min(offset + max(length, _SMALL), self._size))
 
     def _drop(self, end: int) -> None:
         """Let go of what lies before a byte."""
@@ -145,7 +150,7 @@ class Streams:
         """Yield what was asked for that has a byte."""
         for stream in (self._now, *self._all[::-1]):
             for part in stream.parts[:]:
-                if part.start <= offset < part.end:
+                if part.start <= offset < part.end and not part.failed:
                     yield part
 
     def _asked(self, offset: int, length: int, end: int) -> _Part:
@@ -163,8 +168,8 @@ class Streams:
     def _go_ahead(self, end: int, others: Sequence[Streams]) -> None:
         """Ask for what comes next, as far as it is sure, or likely, to be read."""
         stream, ahead = self._now, held.ahead(STEP, AHEAD)
-        while stream.parts and len(stream.parts) <= ahead:
-            start = stream.parts[-1].end
+        while len(stream.parts) <= ahead and (reached := [part.end for part in stream.parts[-1:]]):
+            start = reached[0]  # another thread may let go of all meanwhile
             if start < end:
                 self._widen(stream)
             last = min(start + STEP, end + stream.beyond, self._size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,13 +14,16 @@ from safetensors.numpy import save_file
 
 from ckptctl.errors import CkptctlError, CorruptError
 from ckptctl.layouts import open_checkpoint
+from ckptctl.model import dtype_of_torch
 from ckptctl.ops.consolidate import consolidate
 from ckptctl.ops.convert import Options, convert
 from ckptctl.ops.diff import diff
+from ckptctl.ops.verify import Level, verify
 from ckptctl.rewrite.source_digests import SourceDigests
 from ckptctl.storage import address
 from ckptctl.storage.share import Share
 from ckptctl.storage.stores import transferred
+from tests.samples import CORPUS
 from tests.storage.stores import bucket, start
 
 KB, MB = 1 << 10, 1 << 20
@@ -52,8 +56,6 @@ def test_merging_shards_with_digests_transfers_them_once(tmp_path):
 @pytest.mark.parametrize("at", [9, -1, -4 * MB, -2 * MB])
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_a_flipped_bit_is_found_wherever_it_lies(at, dtype, tmp_path):
-    from ckptctl.model import dtype_of_torch
-
     source = shards(tmp_path)
     flip(sorted(source.glob("*.safetensors"))[3], at)
     options = Options(dtype=dtype and dtype_of_torch(dtype))
@@ -136,3 +138,57 @@ def test_a_digest_is_that_of_the_file_whatever_was_read_of_it(order, tmp_path):
     assert digests.compare() == 1
     assert found.digest == hashlib.sha256(contents.range.file.path.read_bytes()).hexdigest()
     assert digests.watch(replace(contents.range, file=(tmp_path / "x.safetensors"))) is None
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16"}, {"max_shard_size": 9 * MB, "dtype": "bfloat16"}], ids=str
+)
+@pytest.mark.parametrize("bad", [0, 5])
+def test_no_worker_publishes_what_is_made_of_damage(options, bad, tmp_path):
+    source = shards(tmp_path)
+    flip(sorted(source.glob("*.safetensors"))[bad], -1)
+    given = {**options, **({"dtype": dtype_of_torch(options["dtype"])} if "dtype" in options else {})}
+    errors = []
+    for attempt in range(2):  # the second finds what the first has left
+        for index in (1, 0):
+            try:
+                consolidate(
+                    source,
+                    tmp_path / "out" / "m.safetensors",
+                    options=Options(**given, share=Share(index, 2), resume=bool(attempt)),
+                )
+            except CkptctlError as error:  # noqa: PERF203  # each says its own
+                errors.append(error)
+    assert any(isinstance(error, CorruptError) for error in errors)
+    out = tmp_path / "out"
+    assert not (out / "m.safetensors.index.json").exists()
+    for path in out.glob("*.safetensors"):  # those that are made of whole shards
+        assert verify(path).judgement.value == "good"
+        assert max_shard(options)
+    assert max_shard(options) or not list(out.glob("*.safetensors"))
+
+
+def max_shard(options):
+    return "max_shard_size" in options
+
+
+def test_a_file_that_only_the_plan_is_made_of_is_compared_by_every_worker(tmp_path):
+    source = tmp_path / "d"
+    shutil.copytree(CORPUS / "dcp" / "dcp_fsdp2_2ranks", source)
+    verify(source, level=Level(write=True))
+    raw = (source / ".metadata").read_bytes()
+    (source / ".metadata").write_bytes(raw.replace(b"exp_avg_sq", b"exp_avg_sp"))
+    for index in range(2):
+        options = Options(share=Share(index, 2), max_shard_size=2000)
+        with pytest.raises(CorruptError, match=r"\.metadata: sha256 is"):
+            consolidate(source, tmp_path / "out" / "m.safetensors", options=options)
+    assert not list((tmp_path / "out").glob("*.safetensors*"))
+
+
+def test_a_cast_of_a_source_with_digests_transfers_it_once(tmp_path):
+    source = shards(tmp_path)
+    bucket("cast").fill(source, "m/")
+    start()
+    options = Options(dtype=dtype_of_torch("bfloat16"))
+    consolidate(address("s3://cast/m"), tmp_path / "whole.safetensors", options=options)
+    assert transferred.nbytes < 1.3 * 36 * MB

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 
+import h5py
+import numpy as np
 import obstore
 import pytest
 import torch
+from obstore import exceptions
 
+from ckptctl.errors import UnreadableError
 from ckptctl.model import dtype_of_torch
 from ckptctl.ops.convert import Options, convert
 from ckptctl.ops.diff import diff
-from ckptctl.storage import address
+from ckptctl.ops.inspect import inspect
+from ckptctl.storage import address, open_file
 from ckptctl.storage.remote_file import RemoteFile
 from ckptctl.storage.stores import transferred
 from ckptctl.storage.streams import STEP, Streams
-from tests.storage.stores import bucket, start
+from tests.storage.stores import Watched, bucket, start
 
 KB, MB = 1 << 10, 1 << 20
 NESTED = sorted(range(400), key=str)  # 0, 1, 10, 100, 101, ...: as names that end in numbers are sorted
@@ -178,3 +184,111 @@ def test_a_stream_that_another_thread_let_go_of_is_asked_for_again():
     finally:
         stop.set()
         thread.join()
+
+
+def test_what_failed_once_is_asked_for_again():
+    data, broken = random.Random(6).randbytes(30 * MB), threading.Event()
+
+    def before(name, *_):
+        if name == "get" and broken.is_set():
+            raise exceptions.GenericError("status code: 403 Forbidden")
+
+    obstore.put(bucket("failing", before).store, "x", data)
+    start()
+    file = RemoteFile(address("s3://failing/x"))
+    for at in range(0, 6 * MB, 256 * KB):
+        file.pread(256 * KB, at)
+    broken.set()
+    failed = 0
+    for at in range(6 * MB, 30 * MB, 256 * KB):
+        try:
+            assert file.pread(256 * KB, at) == data[at : at + 256 * KB]
+        except UnreadableError:  # noqa: PERF203  # each says its own
+            failed += 1
+    assert failed
+    broken.clear()
+    for at in range(0, 30 * MB, 256 * KB):
+        assert file.pread(256 * KB, at) == data[at : at + 256 * KB]
+
+
+def test_an_answer_that_is_too_short_is_asked_for_again_and_then_an_error(monkeypatch):
+    monkeypatch.setattr("ckptctl.storage.stores._FIRST_PAUSE", 0.001)
+    data, short = random.Random(7).randbytes(3 * MB), [2]
+    store = bucket("short")
+    obstore.put(store.store, "x", data)
+
+    class Short:
+        def __init__(self, found):
+            self.meta, self.found = found.meta, found
+
+        def bytes(self):
+            whole = bytes(self.found.bytes())
+            short[0] -= 1
+            return whole[: len(whole) // 2] if short[0] >= 0 else whole
+
+    get = store.store.get
+    monkeypatch.setattr(Watched, "get", lambda self, *args, **options: Short(get(*args, **options)), raising=False)
+    start()
+    assert open_file(address("s3://short/x")).pread(3 * MB, 0) == data
+    short[0] = 1000
+    start()
+    with pytest.raises(UnreadableError, match="shorter than it should be"):
+        open_file(address("s3://short/x")).pread(3 * MB, 0)
+
+
+def test_threads_that_read_while_others_let_go_get_the_bytes():
+    data = random.Random(8).randbytes(20 * MB)
+    obstore.put(bucket("many").store, "x", data)
+    start()
+    file, stop, errors = RemoteFile(address("s3://many/x")), threading.Event(), []
+
+    def disturb(seed):
+        chosen = random.Random(seed)
+        while not stop.wait(0.0005):
+            file.release() if seed % 2 else file.expect([(chosen.randrange(20 * MB), 100) for _ in range(20)])
+
+    def reading(seed):
+        chosen = random.Random(seed)
+        try:
+            for _ in range(12):
+                first = chosen.randrange(18 * MB)
+                for at in range(first, min(first + 3 * MB, 20 * MB - 70_000), 70_000):
+                    assert file.pread(70_000, at) == data[at : at + 70_000]
+        except BaseException as error:  # noqa: BLE001  # whatever it is
+            errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        others = [threading.Thread(target=disturb, args=(seed,)) for seed in range(2)]
+        readers = [threading.Thread(target=reading, args=(seed,)) for seed in range(4)]
+        for thread in (*others, *readers):
+            thread.start()
+        for thread in readers:
+            thread.join()
+    finally:
+        stop.set()
+        sys.setswitchinterval(before)
+        for thread in others:
+            thread.join()
+    assert not errors
+
+
+def test_looking_whether_an_object_is_still_there_costs_a_byte():
+    obstore.put(bucket("place").store, "x", bytes(5 * MB))
+    start()
+    file = RemoteFile(address("s3://place/x"))
+    before = transferred.nbytes
+    file.check_in_place()
+    assert transferred.nbytes == before + 1
+
+
+def test_the_structure_of_an_hdf5_file_costs_its_headers(tmp_path):
+    rng = np.random.default_rng(3)
+    with h5py.File(tmp_path / "x.weights.h5", "w") as file:
+        for number in range(30):
+            file[f"layers/dense_{number}/vars/0"] = rng.random((500, 1000), np.float32)
+    obstore.put(bucket("h5").store, "x.weights.h5", (tmp_path / "x.weights.h5").read_bytes())
+    start()
+    assert inspect(address("s3://h5/x.weights.h5")).tensors == 30
+    assert transferred.nbytes < 6 * MB
