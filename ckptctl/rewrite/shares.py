@@ -64,8 +64,7 @@ def _shared_out(
     markers.begin(share)
     try:
         digests = SourceDigests(inputs if options.check else ())
-        read = {id(one) for one in _read_by(outputs.files, inputs)}
-        digests.compare([one for one in inputs if id(one) not in read])  # the plan is made of those
+        digests.compare(_planned_from(outputs, inputs))
         done = {file.path: found for file in mine if (found := markers.taken_up(file, check=options.check))}
         todo = [file for file in mine if file.path not in done]
         progress(sum(one.nbytes for one in done.values()))
@@ -106,6 +105,12 @@ def _read_by(files: tuple[OutputFile, ...], inputs: tuple[Contents, ...]) -> tup
     every = [tensor for source in sources for tensor in (source, *source.parts)]
     read = {id(piece.range.file) for tensor in every for piece in (*tensor.pieces, *tensor.copies)}
     return tuple(one for one in inputs if id(one.range.file) in read)
+
+
+def _planned_from(outputs: Outputs, inputs: tuple[Contents, ...]) -> tuple[Contents, ...]:
+    """Return the inputs that nothing is copied from: they say what the outputs are."""
+    read = {id(one) for one in _read_by(outputs.files, inputs)}
+    return tuple(one for one in inputs if id(one) not in read)
 
 
 def owned(files: tuple[OutputFile, ...], share: Share) -> tuple[OutputFile, ...]:
