@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SUMS = "SHA256SUMS"
 SUFFIX = ".sha256"
 _MAX_SIDECAR = 1 << 20
+_SHARD = re.compile(r"(.+)-[0-9]{5,}-of-[0-9]{5,}(\.[A-Za-z0-9]+)")
 _STORE = "the store's own listing"
 _ABOVE = 3
 """So many directories above that of a file may have a list of digests that names it."""
@@ -149,6 +151,12 @@ class OnRecord:
                 digest = self._listing(above)[1].get(path.relative_to(above).as_posix())
                 found += (Recorded(digest=digest, source=above / SUMS),) if digest else ()
         return found
+
+    def index_of(self, path: Path) -> Path | None:
+        """Return the index of shards beside a file that is one by its name."""
+        shard = _SHARD.fullmatch(path.name)
+        name = f"{shard[1]}{shard[2]}.index.json" if shard else ""
+        return path.with_name(name) if name and name in self._listing(path.parent)[0] else None
 
     def listed(self) -> list[Path]:
         """Return the files that the lists in a directory name, where it is one checkpoint."""

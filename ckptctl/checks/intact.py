@@ -78,7 +78,16 @@ def with_digests(files: Iterable[Contents]) -> list[FileBytes]:
             if recorded:
                 size = contents.range.length
                 found[file.path] = FileBytes(path=file.path, nbytes=size, file=file, recorded=recorded)
+            _add_index(file.path, records, found)
     return list(found.values())
+
+
+def _add_index(shard: Path, records: OnRecord, found: dict[Path, FileBytes]) -> None:
+    """Add the index that a shard belongs to, if a digest of it is on record."""
+    path = records.index_of(shard)
+    if path and path not in found and (recorded := records.of(path)):
+        file = open_file(path)
+        found[path] = FileBytes(path=path, nbytes=file.size, file=file, recorded=recorded)
 
 
 def hold_digests(files: Sequence[FileBytes]) -> int:
@@ -155,6 +164,7 @@ def _files(checkpoint: Checkpoint, root: Path | None) -> list[FileBytes]:
         else:
             one.checksums = _of_records(one, contents)
             one.covered = _covered(one)
+        _add_index(path, records, found)
     _add_bases(checkpoint, found)
     for path in records.listed():
         if path not in found and path.is_file():

@@ -84,7 +84,11 @@ class SourceDigests:
     """Those files of a source that have a digest on record."""
 
     def __init__(self, inputs: Iterable[Contents]) -> None:
-        self._found = with_digests(inputs)
+        every = tuple(inputs)
+        self._found = with_digests(every)
+        copied = {id(one.range.file) for one in every}
+        self._beside = {id(one.file) for one in self._found} - copied
+        """An index, which says of all shards what they are."""
         self._running = {id(one.file): _Running(one, one.file) for one in self._found if one.file}
 
     def watch(self, place: ByteRange) -> Watch | None:
@@ -100,7 +104,7 @@ class SourceDigests:
         CorruptError
             One does not, so that whatever was made of it would be wrong.
         """
-        chosen = set(self._running) if inputs is None else {id(one.range.file) for one in inputs}
+        chosen = set(self._running) if inputs is None else {id(one.range.file) for one in inputs} | self._beside
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for _ in pool.map(_Running.finish, [one for number, one in self._running.items() if number in chosen]):
                 pass

@@ -190,3 +190,19 @@ def test_a_cast_of_a_source_with_digests_transfers_it_once(tmp_path):
     options = Options(dtype=dtype_of_torch("bfloat16"))
     consolidate(address("s3://cast/m"), tmp_path / "whole.safetensors", options=options)
     assert transferred.nbytes < 1.3 * 36 * MB
+
+
+def test_an_index_that_is_not_what_its_digest_says_is_refused(tmp_path):
+    source = shards(tmp_path)
+    index = source / "m.safetensors.index.json"
+    digest = hashlib.sha256(index.read_bytes()).hexdigest()
+    index.with_name(f"{index.name}.sha256").write_text(f"{digest}  {index.name}\n")
+    convert(index, tmp_path / "good.safetensors")
+    assert verify(source).judgement.value == "good"
+    index.write_bytes(index.read_bytes().replace(b'"weight_map"', b' "weight_map"'))
+    with pytest.raises(CorruptError, match="index.json: sha256 is"):
+        convert(index, tmp_path / "bad.safetensors")
+    assert not (tmp_path / "bad.safetensors").exists()
+    found = verify(source)
+    assert found.judgement.value == "wrong"
+    assert [one.slug for one in found.findings] == ["digest-mismatch"]
