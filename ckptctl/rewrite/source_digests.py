@@ -86,8 +86,7 @@ class SourceDigests:
     def __init__(self, inputs: Iterable[Contents]) -> None:
         every = tuple(inputs)
         self._found = with_digests(every)
-        copied = {id(one.range.file) for one in every}
-        self._beside = {id(one.file) for one in self._found} - copied
+        self._beside = {id(one.file) for one in self._found} - {id(one.range.file) for one in every}
         """An index, which says of all shards what they are."""
         self._running = {id(one.file): _Running(one, one.file) for one in self._found if one.file}
 
