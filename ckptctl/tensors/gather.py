@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptctl.errors import CorruptError, UnsupportedError
 from ckptctl.model import Encoding, Piece, TensorInfo, contiguous_strides
+from ckptctl.storage import MemoryFile
 from ckptctl.tensors._boxes import Box, Part, boxes, overlap
 from ckptctl.tensors._encodings import decode, item, text_bytes
 from ckptctl.tensors._pieces import Pieces
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     _Entry = tuple[int, int, Piece, tuple[int, ...]]
     """Row-major indices of a piece's first and last element in the whole, the piece, and its strides."""
+_NEAR = 64 << 20
+"""Bytes of a tensor in a store that are read at once where its values do not follow each other."""
 
 
 def raw_range(tensor: TensorInfo) -> ByteRange | None:
@@ -156,6 +159,7 @@ def _gathered(tensor: TensorInfo, most: int) -> Iterator[memoryview]:
     """Yield the values of a tensor box by box."""
     import numpy as np
 
+    tensor = _brought_near(tensor)
     width = tensor.dtype.bits // 8
     room = min(max(most // width, 1), tensor.numel)
     buffer = np.empty(room, item(tensor.dtype))
@@ -171,6 +175,19 @@ def _gathered(tensor: TensorInfo, most: int) -> Iterator[memoryview]:
         if not _fill(out.reshape(box.shape), parts, pieces):
             raise _incomplete(tensor)
         yield out.view(np.uint8).data
+
+
+def _brought_near(tensor: TensorInfo) -> TensorInfo:
+    """Read pieces of a store whose values do not follow each other at once: each box would ask for most of it again."""
+    left, pieces = _NEAR, []
+    for piece in tensor.pieces:
+        if piece.strides is not None and piece.range.distant and piece.range.length <= left:
+            left -= piece.range.length
+            near = MemoryFile(piece.range.read(), path=piece.range.file.path).range()
+            pieces.append(replace(piece, range=near))
+        else:
+            pieces.append(piece)
+    return replace(tensor, pieces=tuple(pieces))
 
 
 def _direct(parts: list[Part], width: int) -> bytes | None:

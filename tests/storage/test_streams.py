@@ -292,3 +292,14 @@ def test_the_structure_of_an_hdf5_file_costs_its_headers(tmp_path):
     start()
     assert inspect(address("s3://h5/x.weights.h5")).tensors == 30
     assert transferred.nbytes < 6 * MB
+
+
+def test_a_transposed_tensor_is_transferred_once(tmp_path):
+    torch.save({"w": torch.arange(6_000_000.0).reshape(2000, 3000).t()}, tmp_path / "x.pt")
+    raw = (tmp_path / "x.pt").read_bytes()
+    obstore.put(bucket("turned").store, "x.pt", raw)
+    start()
+    convert(address("s3://turned/x.pt"), tmp_path / "there.safetensors")
+    assert transferred.nbytes < 2.3 * len(raw)  # once for its CRC
+    convert(tmp_path / "x.pt", tmp_path / "here.safetensors")
+    assert (tmp_path / "here.safetensors").read_bytes() == (tmp_path / "there.safetensors").read_bytes()
