@@ -62,30 +62,28 @@ class Guards:
         if not spans:
             return
         with self._lock:
-            if all(group.start != spans[0][0] for group in self._groups[self._last(spans[0][0]) :][:1]):
-                groups = [*self._groups, _Group(spans, heads, check)]
-                self._groups = sorted(groups, key=_start)  # whoever goes through the others goes on with those
+            at = bisect.bisect_left(self._groups, spans[0][0], key=_start)
+            if at == len(self._groups) or self._groups[at].start != spans[0][0]:
+                self._groups.insert(at, _Group(spans, heads, check))
 
     def before(self, offset: int, length: int) -> None:
         """Check what is about to be read, unless it was."""
-        groups = self._groups
-        for index in range(self._last(offset), len(groups) if length else 0):
-            if groups[index].start >= offset + length:
-                break
-            groups[index].before(offset, offset + length)
+        for group in self._between(offset, offset + length, before=1) if length else ():
+            group.before(offset, offset + length)
 
     def confirm(self, file: StoredFile, offset: int, length: int) -> None:
         """Check all that wait and begin in some bytes, having asked `file` for what they look at."""
-        first, last = (bisect.bisect_left(self._groups, at, key=_start) for at in (offset, offset + length))
-        for group in self._groups[first:last]:
+        for group in self._between(offset, offset + length):
             waiting = list(group.waiting())
             file.expect([(at, length) for _, at, length in waiting])
             for index, _, _ in waiting:
                 group.check(index)
 
-    def _last(self, offset: int) -> int:
-        """Return which is the last that begins no later than `offset`, or the first."""
-        return max(bisect.bisect_right(self._groups, offset, key=_start) - 1, 0)
+    def _between(self, start: int, end: int, *, before: int = 0) -> list[_Group]:
+        """Return those that begin in some bytes, and so many `before` them, which may reach into them."""
+        with self._lock:
+            first, last = (bisect.bisect_left(self._groups, at, key=_start) for at in (start, end))
+            return self._groups[max(first - before, 0) : last]
 
 
 def _start(group: _Group) -> int:

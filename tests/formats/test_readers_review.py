@@ -96,16 +96,14 @@ def test_chunks_unpack_to_what_the_library_reads(shape, packing, kind, noise, tm
 
 
 def test_edges_that_are_left_unpacked_are_read(tmp_path):
-    values = np.arange(70, dtype="f4").reshape(7, 10)
+    """As the library leaves chunks that stick out, if it is told so; h5py has no name for that."""
+    values = np.arange(1, 71, dtype="f4").reshape(7, 10)
+    edge = np.zeros((5, 10), "f4")
+    edge[:2] = values[5:]
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        plist.set_chunk((5, 10))
-        plist.set_deflate(4)
-        if not hasattr(plist, "set_chunk_opts"):
-            pytest.skip("this h5py has no name for it")
-        plist.set_chunk_opts(2)
-        made = h5py.h5d.create(file.id, b"w", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((7, 10)), plist)
-        made.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+        made = file.create_dataset("w", shape=(7, 10), dtype="f4", chunks=(5, 10), compression="gzip")
+        made[:5] = values[:5]
+        made.id.write_direct_chunk((5, 0), edge.tobytes())
     assert values_of(read(tmp_path / "x.h5").tensors["w"]) == values.tobytes()
 
 

@@ -210,19 +210,16 @@ def test_a_run_whose_names_have_no_steps_is_told_so(tmp_path):
         latest_good(tmp_path / "run")
 
 
-def test_hints_are_not_options_of_a_command(tmp_path):
+def test_hints_are_not_options_of_a_command(tmp_path, monkeypatch):
     from ckptctl.errors import LimitError, LockedError
 
     with pytest.raises(UnsupportedError) as foreign:
         save(tmp_path / "x.safetensors", {"w": torch.ones(3, dtype=torch.complex128)})
     assert "view_as_real" in foreign.value.hint
-    deep: object = 1
-    for _ in range(85):
-        deep = [deep]
-    try:
-        save(tmp_path / "y.safetensors", {"w": torch.ones(3), "deep": deep})
-    except LimitError as error:
-        assert not error.hint
+    monkeypatch.setattr("ckptctl.values.encode.MAX_NODES", 20)
+    with pytest.raises(LimitError) as limit:
+        save(tmp_path / "y.safetensors", {"w": torch.ones(3), "many": {str(number): None for number in range(50)}})
+    assert not limit.value.hint
     (tmp_path / "run").mkdir()
     with Uploader(tmp_path / "run", tmp_path / "to"), pytest.raises(LockedError) as second:
         Uploader(tmp_path / "run", tmp_path / "to")
